@@ -77,7 +77,7 @@ async def test_a_link_denies_a_call(tmp_path: Path) -> None:
         await ann.until(f"/v1/runs/{run_id}", "state", "ended")
         assert up.house.ran == []
         status, text = await fetch(up, "POST", approve)
-        assert (status, "it was denied already" in text) == (409, True)
+        assert (status, "it was already denied" in text) == (409, True)
         found = (await ann.get(f"/v1/approvals/{waiting['id']}")).json
         assert (found["decision"], found["answered_by"]) == ("deny", "ann")
         assert found["answer_reason"] == "denied by ann with the link of the notifier 'phone'"
@@ -167,7 +167,7 @@ async def test_a_link_of_a_call_that_was_answered_meanwhile_is_refused(tmp_path:
         assert answered.status == 200
         for url in (approve, deny):
             status, text = await fetch(up, "POST", url)
-            assert (status, "it was denied already" in text) == (409, True)
+            assert (status, "it was already denied" in text) == (409, True)
         await ann.until(f"/v1/runs/{run_id}", "state", "ended")
         assert up.house.ran == []
 

@@ -141,7 +141,7 @@ def test_user_messages_are_trusted_and_returned_replies_are_not() -> None:
                 {"type": "image_url", "image_url": {"url": "data:image/svg+xml;base64,PHN2Zz4="}}
             ]}],
             "messages[0].content[0].image_url.url",
-            "no PNG, JPEG, GIF or WebP",
+            "not a PNG, JPEG, GIF or WebP",
         ),
         (
             [
@@ -229,7 +229,7 @@ def test_response_format_json_is_requested_and_validated() -> None:
     wanted = found.format
     assert wanted.read('```json\n{"n": 1}\n```') == ('{"n":1}', "")
     assert wanted.read('{"m": 1}')[1] == "missing 'n'"
-    assert wanted.read("one")[1] == "it is no JSON object"
+    assert wanted.read("one")[1] == "it is not a JSON object"
     assert OutputFormat().read('{"anything": true}') == ('{"anything":true}', "")
     bad = {"type": "json_schema", "json_schema": {"schema": {"type": "object", "properties": 1}}}
     assert refused(response_format=bad).param == "response_format.json_schema.schema"
@@ -403,7 +403,7 @@ async def test_an_answer_that_is_not_json_is_withheld_and_refused() -> None:
     shown, answer = await told(said, wanted=OutputFormat())
     assert shown == []
     assert (answer.format_problem, isinstance(answer.error, BadRequest)) == (
-        "it is no JSON object",
+        "it is not a JSON object",
         True,
     )
 

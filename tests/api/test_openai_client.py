@@ -312,7 +312,7 @@ async def test_a_json_schema_response_is_enforced(tmp_path: Path) -> None:
         assert answer.choices[0].message.content == '{"n":1}'
         assert answer.usage is not None
         assert answer.usage.total_tokens == 30
-        assert "it is no JSON object" in script_of(house).requests[1].messages[-1].text
+        assert "it is not a JSON object" in script_of(house).requests[1].messages[-1].text
         stream = await ai.chat.completions.create(
             model="talker", messages=[BERN], response_format=wanted, stream=True
         )

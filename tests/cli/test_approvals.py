@@ -85,7 +85,7 @@ def test_a_pending_call_is_listed_shown_and_approved_once(
     assert capsys.readouterr().out == f"{one['id']}: approved, once\n"
     assert ask(tmp_path) == Approval(Decision.ONCE, "go")
     assert main(tmp_path, "approvals", "approve", one["id"]) == 2
-    assert "used already" in capsys.readouterr().err
+    assert "already approved and used" in capsys.readouterr().err
 
 
 def test_a_denial_gives_the_model_the_reason(

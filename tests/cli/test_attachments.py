@@ -15,7 +15,7 @@ async def test_only_regular_files_can_be_attached(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.png"
     os.mkfifo(pipe)
     for name in (str(pipe), "/dev/zero", str(tmp_path)):
-        with pytest.raises(ConfigError, match="no regular file"):
+        with pytest.raises(ConfigError, match="not a regular file"):
             await read_attachment(name)
 
 

@@ -127,7 +127,7 @@ def test_set_writes_the_first_setting_to_a_new_file(home: Path) -> None:
         ("server.port", "many", "server.port"),
         ("server.prot", "9001", "did you mean 'port'"),
         ("agents.nobody.model", "a/b", "no agents named 'nobody'"),
-        ("server.", "1", "is no setting"),
+        ("server.", "1", "is not a setting"),
         ("broker.password", "secret", "may not be in this file"),
     ],
 )

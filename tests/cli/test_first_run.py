@@ -96,7 +96,7 @@ async def test_a_model_that_does_not_answer_is_reported_and_another_one_can_be_c
     async with newcomer(tmp_path, dead) as (seen, _, shell):
         await seen.expect("Number [1]: ")
         seen.type("1\n")
-        await seen.expect("it does not work: ")
+        await seen.expect("the model does not work: ")
         await seen.expect("Number [1]: ")
         seen.type("7\n")
         await seen.expect("type a number from 1 to 3")

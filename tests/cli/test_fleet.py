@@ -93,7 +93,7 @@ async def test_a_device_joins_with_a_one_time_token_and_can_be_revoked(
         async with running(device, "edge"):
             await up.says("edge pi: online")
             twin = await device.type("edge")
-            assert (twin.code, "runs with the data folder" in twin.err) == (exits.MISUSED, True)
+            assert (twin.code, "uses the data folder" in twin.err) == (exits.MISUSED, True)
             shown = await here.type("edges", "show", "pi", "--json")
             assert json.loads(shown.out)["approved"] == ["artifact", "bash"]
             assert (await here.type("edges", "revoke", "pi")).code == exits.OK
@@ -164,14 +164,14 @@ async def test_broker_join_and_ping_work_over_tls(tmp_path: Path) -> None:
         (("edges", "invite", "pi"), "the key that `evoclaw edges key` prints"),
         (("edges", "show", "pi"), "no edge 'pi' has joined"),
         (("edges", "approve", "pi"), "no edge 'pi' has joined"),
-        (("edges", "key"), "orchestrator.key; the first `evoclaw up` creates one"),
-        (("edges", "key", "--file", "typo"), "there is no key typo"),
+        (("edges", "key"), "orchestrator.key does not exist; the first `evoclaw up` creates it"),
+        (("edges", "key", "--file", "typo"), "the key typo does not exist"),
         (("edge", "--config", "nowhere.toml"), "does not exist"),
         (("edge", "join", "mqtt://127.0.0.1:1", "--token", "nonsense"), "the token is not valid"),
         (("edge", "join", "http://x", "--token", "pi.x"), "must have the form mqtt://"),
         (("edge", "join", "mqtt://127.0.0.1:1"), "add --token TOKEN, or use the link"),
         (("edge", "join", "evoclaw://join?url=x"), "this is not a complete invitation"),
-        (("edge", "join", "evoclaw://join?url=x", "--token", "pi.x"), "leave --token out"),
+        (("edge", "join", "evoclaw://join?url=x", "--token", "pi.x"), "omit --token"),
         (("up", "--cert", "x.pem"), "--cert and --key must be used together"),
         (("up", "--host", "192.0.2.1"), "no free port was found on 192.0.2.1"),
     ],

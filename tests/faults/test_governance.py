@@ -267,7 +267,7 @@ async def test_fault_54_an_approval_covers_one_call_with_its_arguments_once(
         (two,) = await waiting(here)
         assert two != one
         spent = await here.type("approvals", "approve", one)
-        assert (spent.code, "used already" in spent.err) == (exits.MISUSED, True)
+        assert (spent.code, "already approved and used" in spent.err) == (exits.MISUSED, True)
         assert (await here.type("approvals", "deny", two)).code == 0
         last = await here.type("run", "--wait", "--resume", "run.jsonl")
         assert (last.code, last.out) == (exits.OK, "done\n")

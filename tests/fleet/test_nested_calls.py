@@ -197,7 +197,7 @@ async def test_only_the_edge_that_was_asked_can_call_and_only_while_it_answers(
         _publish(here, forged, "desk")
         await until(lambda: dropped["no open prompt"] == 1)
         _publish(here, NestedCall(request_id, 1, "edge_call", mark("pi", "back")[1]), "pi")
-        words = b"is on the path of this call already: pi"
+        words = b"is already on the path of this call: pi"
         await until(lambda: any(words in message.payload for message in ear.heard))
         too_many = MAX_NESTED_CALLS + 1
         _publish(here, NestedCall(request_id, too_many, "edge_call", mark("desk", "c")[1]), "pi")

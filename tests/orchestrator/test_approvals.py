@@ -279,7 +279,7 @@ async def test_terminal_and_store_are_asked_for_approval_and_the_first_answer_wi
         id_ = await one_waiting(approvals)
         keyboard.answers.put_nowait(Approval(Decision.DENY, "the user said no"))
         assert await asked == Approval(Decision.DENY, "the user said no")
-        assert "denied already" in await approvals.answer(id_, Decision.ONCE, ANN)
+        assert "already denied" in await approvals.answer(id_, Decision.ONCE, ANN)
 
 
 async def test_the_terminal_prompts_for_one_approval_at_a_time(tmp_path: Path) -> None:

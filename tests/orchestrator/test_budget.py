@@ -107,7 +107,7 @@ async def test_fault_57_an_agent_cannot_delegate_to_an_agent_that_waits_for_it(
     async with open_session_harness(tmp_path, lead=lead, help=help_) as home:
         records = await home.send("go")
         assert results(records)[0].text.startswith("I did it myself")
-        assert "waiting for this very work" in str(help_.requests[1].messages[-1])
+        assert "waiting for this work itself" in str(help_.requests[1].messages[-1])
         assert len(await home.store.sessions("")) == 2
 
 

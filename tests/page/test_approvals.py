@@ -92,7 +92,7 @@ async def test_a_bulk_approval_reports_each_call_that_failed(looker: Looker) -> 
 
     report = looker.page.locator(".approval-report")
     await expect(report).to_contain_text("2 approved once; 1 failed:")
-    await expect(report).to_contain_text(f"{elsewhere}: it was denied already")
+    await expect(report).to_contain_text(f"{elsewhere}: it was already denied")
     assert (await went_on(looker, run)).count('"call_started"') == 2
     await expect(cards).to_have_count(0)
     looker.complaints.clear()  # the browser itself notes the answer 409

@@ -691,5 +691,5 @@ SERVICE_ROWS: Rows = {
     ),
     **_webhook_rows(),
     **NOTIFY_ROWS,
-    "data": Refused('data = "/elsewhere"\n', "set EVOCLAW_HOME instead"),
+    "data": Refused('data = "/elsewhere"\n', "set EVOCLAW_HOME to use another folder"),
 }  # fmt: skip

@@ -101,7 +101,7 @@ def test_multi_line_texts_and_lists_are_parsed() -> None:
         (["a: x", "a: y"], 3, "twice"),
         (["a: use it when: now"], 2, "quotes"),
         (['a: "open'], 2, "closing"),
-        (["a: 'x' y"], 2, "behind the closing"),
+        (["a: 'x' y"], 2, "after the closing"),
         (['a: "\\q"'], 2, "unknown escape"),
         (['a: "\\UFFFFFFFF"'], 2, "invalid escape"),
         (['a: "\\ud800"'], 2, "invalid escape"),

@@ -171,7 +171,7 @@ async def test_a_step_stays_unknown_while_the_server_is_unreachable_and_is_never
         cable.away = True
         setattr(cable, f"cut_{when}", b"unknown")
         database.defer(adding("deferred"))
-        with pytest.raises(CommitUnknown, match="look before asking again"):
+        with pytest.raises(CommitUnknown, match="check before you repeat it"):
             await database.apply(adding("unknown"))
         with pytest.raises(StoreUnavailable):
             await database.apply(adding("not done"))
@@ -213,7 +213,7 @@ async def test_a_commit_stays_unknown_while_the_server_is_unreachable(
         await database.write(add("promised"), wait=False)
         cable.away = True
         setattr(cable, f"cut_{when}", b"COMMIT")
-        with pytest.raises(CommitUnknown, match="look before asking again") as told:
+        with pytest.raises(CommitUnknown, match="check before you repeat it") as told:
             await database.write(add("unknown"))
         assert isinstance(told.value, RunSuspended), "a run looks, and goes on from what it finds"
         with pytest.raises(StoreError):

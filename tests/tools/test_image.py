@@ -211,7 +211,7 @@ async def test_corrupt_image_bytes_raise_only_tool_failures(format: str) -> None
     [b"", b"plain text", b"%PDF-1.7", b"<svg></svg>", b"BM" + bytes(60), b"II*\0" + bytes(60)],
 )
 async def test_unsupported_image_formats_are_refused(data: bytes) -> None:
-    with pytest.raises(ToolFailure, match="only PNG, JPEG, GIF and WebP"):
+    with pytest.raises(ToolFailure, match="use PNG, JPEG, GIF or WebP"):
         await use(data)
 
 

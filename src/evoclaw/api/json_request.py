@@ -34,4 +34,8 @@ class JsonRequest(Request[Any, Any, Any]):
 
 
 def _unreadable(reason: str) -> ApiError:
-    return ApiError(400, "unreadable", f"The body cannot be parsed: {reason}. Send other JSON.")
+    return ApiError(
+        400,
+        "unreadable",
+        f"The body cannot be parsed: {reason}. Correct the JSON and send it again.",
+    )

@@ -98,7 +98,7 @@ class McpTools:
 
         record(RunStarted(_NoModel.model, state.opening, self._settings, Profile()))
         if bus.failures:
-            text = "It could not be recorded, so it was not run. Explain this to the user."
+            text = "The call could not be recorded, so it was not run. Explain this to the user."
             return failure(CALL_ID, request.name, ErrorKind.INTERNAL, f"Error: {text}")
         turn = Turn(self._ports, self._settings, self.tools(), deadline)
         result = _approval_pending(request)
@@ -120,7 +120,7 @@ class McpTools:
         return Server(
             "evoclaw",
             version=VERSION,
-            instructions="Tools on machines of EvoClaw. Each call is judged before it runs; a "
+            instructions="Tools on machines of EvoClaw. Policies judge each call before it runs; a "
             "refusal says what to do instead.",
             on_list_tools=self._on_list,
             on_call_tool=self._on_call,
@@ -169,7 +169,10 @@ async def _cancel_call(work: asyncio.Task[ToolResult], deadline: Deadline) -> No
 
 
 def _approval_pending(request: McpToolRequest) -> ToolResult:
-    text = f"Error: Tool {request.name!r} was not run: it waits for a person's approval. Ask later."
+    text = (
+        f"Error: Tool {request.name!r} was not run: it waits for a person's approval. Try "
+        "again later."
+    )
     return failure(CALL_ID, request.name, ErrorKind.PERMISSION_DENIED, text)
 
 

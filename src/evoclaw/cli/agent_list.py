@@ -102,7 +102,7 @@ def _print_tool_hints(agents: Iterable[Agent]) -> None:
 def _show_edge(context: click.Context, name: str, found: dict[str, Agent], *, as_json: bool) -> int:
     """Show an edge, which this command did before; or say which agents there are."""
     if not is_known_edge(name):
-        raise ConfigError(f"there is no agent {name!r}; there are: {', '.join(found)}")
+        raise ConfigError(f"unknown agent {name!r}; known agents: {', '.join(found)}")
     print_err(f"`evoclaw agents show {name}` is now `evoclaw edges show {name}`")
     return context.invoke(edges.commands["show"], agent=name, as_json=as_json)
 

@@ -38,7 +38,7 @@ async def read_attachment(name: str) -> Attachment:
     path, data = await asyncio.to_thread(_read, name)
     media_type = image_media_type(data)
     if not media_type:
-        raise ConfigError(f"{path} is no picture that can be sent: only PNG, JPEG, GIF and WebP")
+        raise ConfigError(f"{path} is not a picture that can be sent; use PNG, JPEG, GIF or WebP")
     if not (why := why_unavailable()):
         return await _prepared(path, data)
     if len(data) > MAX_ATTACHED_BYTES:
@@ -54,7 +54,7 @@ def _read(name: str) -> tuple[Path, bytes]:
         path = Path(name).expanduser()
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
-            raise ConfigError(f"{path} is no regular file; attach a picture file")
+            raise ConfigError(f"{path} is not a regular file; attach a picture file")
         if (size := found.st_size) > MAX_INPUT_BYTES:
             raise ConfigError(
                 f"{path} has {size:,} bytes; at most {MAX_INPUT_BYTES:,} can be read: make it "
@@ -78,4 +78,4 @@ async def _prepared(path: Path, data: bytes) -> Attachment:
                 return Attachment(path.name, image.media_type, b64encode(image.data).decode())
     except ToolFailure as problem:
         raise ConfigError(f"{path} cannot be sent: {problem.message}") from None
-    raise ConfigError(f"{path} stays too large to send, even scaled down")
+    raise ConfigError(f"{path} is too large to send, even scaled down")

@@ -56,7 +56,7 @@ _SINCE = click.option(
     "--since", metavar="WHEN", help="Match records since 2026-01-31, 2026-01-31T12:00 or 2h (ago)"
 )
 _UNTIL = click.option(
-    "--until", metavar="WHEN", help="Match records before this time, written likewise"
+    "--until", metavar="WHEN", help="Match records before this time, in the same format"
 )
 
 
@@ -304,7 +304,7 @@ async def _ship_now(data: Path, settings: AuditSettings, *, as_json: bool) -> in
     if as_json:
         print_out(msgspec.to_builtins(done))
     elif done.busy:
-        print_out("another process is shipping already")
+        print_out("another process is already shipping")
     else:
         print_out(f"{name}: {done.shipped} records shipped, up to record {done.upto}")
         for file in done.retired:

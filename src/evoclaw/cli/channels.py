@@ -72,7 +72,9 @@ def _remove_user(name: str) -> int:
 
     _check_person()
     if not own_broker_accounts(os.environ).remove_user(name):
-        raise ConfigError(f"the broker has no account {name!r} of a person")
+        raise ConfigError(
+            f"unknown account {name!r}; see `senders` of your channels in evoclaw.toml"
+        )
     print_err(f"{name}: account deleted")
     return exits.OK
 

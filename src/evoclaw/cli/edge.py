@@ -137,7 +137,7 @@ def _invitation(url: str, token: str | None, ca_sha256: str | None) -> JoinInvit
 
     if is_link(url):
         if token is not None:
-            raise ConfigError("the link contains a token; leave --token out")
+            raise ConfigError("the link contains a token; omit --token")
         return read_link(url)
     if token is None:
         raise ConfigError(
@@ -145,7 +145,7 @@ def _invitation(url: str, token: str | None, ca_sha256: str | None) -> JoinInvit
         )
     if ca_sha256 is not None and not is_fingerprint(ca_sha256):
         raise ConfigError(
-            f"{ca_sha256[:80]!r} is no fingerprint; copy all 64 characters of --ca-fingerprint"
+            f"{ca_sha256[:80]!r} is not a fingerprint; copy all 64 characters of --ca-fingerprint"
         )
     return JoinInvitation(url, token, ca_sha256 or "")
 

@@ -65,7 +65,7 @@ def _invite(agent: str, *, minutes: int, qr: bool) -> int:
     return exits.OK
 
 
-@edges.command("account", help="Create a broker account for a device with software of its own")
+@edges.command("account", help="Create a broker account for a device that does not run EvoClaw")
 @click.argument("agent", help="Id of the edge")
 @json_option()
 def _account(agent: str, *, as_json: bool) -> int:
@@ -87,7 +87,7 @@ def _revoke(agent: str) -> int:
     return exits.OK
 
 
-@edges.command("metrics", help="Show the load of an edge, and how well its tools do")
+@edges.command("metrics", help="Show the load of an edge, and the metrics of its tools")
 @click.argument("agent", help="Id of the edge")
 @json_option()
 def _metrics(agent: str, *, as_json: bool) -> int:
@@ -173,7 +173,7 @@ async def _remove(agent_id: str) -> None:
 async def _print_edge(agent: str, *, as_json: bool) -> None:
     device = await _find_edge(agent)
     if device is None:
-        raise ConfigError(f"no edge {agent!r} has joined; see `evoclaw edges list`")
+        raise ConfigError(f"unknown edge {agent!r}; see `evoclaw edges list`")
     if as_json:
         print_out(
             {
@@ -212,7 +212,7 @@ def _print_metrics(agent: str, metrics: dict[str, JSON]) -> None:
     )
     tools = _part(outcomes, "tools")
     rows = [(name, *(text_of(_part(tools, name), key) for key in _METRICS_KEYS)) for name in tools]
-    print_table([_METRICS_HEAD, *rows] if rows else [], "none of its tools was called yet")
+    print_table([_METRICS_HEAD, *rows] if rows else [], "none of its tools has been called yet")
 
 
 def _part(values: dict[str, JSON], name: str) -> dict[str, JSON]:

@@ -112,7 +112,7 @@ def _model_of_key() -> str:
     key = getpass.getpass("The key (it is not shown): ", stream=sys.stderr).strip()
     variable = next((name for start, name in _KEY_PREFIXES if key.startswith(start)), "")
     if not variable:
-        print_err("this is no key of Anthropic or OpenAI; export another one as its variable,")
+        print_err("this is not a key of Anthropic or OpenAI; export another one as its variable,")
         print_err("such as GROQ_API_KEY, and choose the model with `evoclaw config set`")
         return ""
     path = add_variable(os.environ, variable, key)
@@ -128,7 +128,7 @@ def _works(model: str) -> bool:
         text = asyncio.run(_one_reply(model))
     except (EvoClawError, OSError, TimeoutError) as problem:
         reason = one_line(str(problem), 300) or f"no answer in {TEST_TIMEOUT_S:.0f} seconds"
-        print_err(f"   it does not work: {reason}\n   choose again")
+        print_err(f"   the model does not work: {reason}\n   choose again")
         return False
     print_err(f"   it works: “{one_line(text, 40)}” after {time.monotonic() - started:.1f} s")
     return True
@@ -160,7 +160,7 @@ def _ask_for_folder() -> Path:
         folder = Path(_ask("Folder", str(Path.cwd()))).expanduser().absolute()
         if folder.is_dir():
             return folder
-        print_err(f"{folder} is no folder")
+        print_err(f"{folder} is not a folder")
 
 
 def _ask_for_service() -> bool:
@@ -177,7 +177,7 @@ def _start_service(folder: Path) -> None:
         == 0
     )
     if systemctl is None or not has_manager:
-        print_err(f"There is no systemd for users here. Start the service in a terminal of its own:"
+        print_err(f"This machine has no systemd for users. Start the service in its own terminal:"
                   f"\n\n  cd {folder} && evoclaw up\n")  # fmt: skip
         return
     from evoclaw.cli.systemd import install_user_unit

@@ -117,7 +117,7 @@ def show_tools(found: Sequence[ToolMetricRow], *, json: bool) -> None:
         )
         for tool in found
     ]
-    print_table([head, *rows] if rows else [], "no tool was called yet")
+    print_table([head, *rows] if rows else [], "no tool has been called yet")
 
 
 def _rows(found: dict[str, JSON]) -> list[tuple[str, str]]:

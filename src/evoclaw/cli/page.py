@@ -56,7 +56,7 @@ def _open(url: str) -> None:
     path = data_folder(os.environ) / REDIRECT_FILE
     write_private(path, _REDIRECT_HTML.format(url=html.escape(url)).encode())
     if not _open_in_browser(path):
-        print_err("cannot start a browser; open the link above by hand")
+        print_err("cannot start a browser; open the link above yourself")
 
 
 def _open_in_browser(path: Path) -> bool:

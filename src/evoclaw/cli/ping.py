@@ -52,7 +52,7 @@ async def _timed_answer(agent: str, command: str) -> tuple[dict[str, JSON], floa
         except ToolFailure:
             raise EvoClawError(
                 f"{agent} is online but did not answer {command!r} within {EDGE_TIMEOUT_S:g} s; "
-                "look at its output on its machine"
+                "check its log on its machine"
             ) from None
         elapsed = (time.monotonic() - started) * 1000
     if outcome.error:

@@ -90,7 +90,7 @@ def _show(name: str, *, as_json: bool) -> int:
     return exits.OK
 
 
-@skills.command("check", help="Check skills, and say what is wrong with them")
+@skills.command("check", help="Check skills, and report what is wrong with them")
 @click.argument("name", required=False, help="A skill or a folder  [default: all skills]")
 @click.option("--json", is_flag=True, expose_value=False, help="Accept --json; the report is text")
 def _check(name: str | None) -> int:

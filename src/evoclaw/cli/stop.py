@@ -92,7 +92,7 @@ async def _stop_or_release(board: StopRegistry, wanted: Stop | None, options: St
         return exits.OK
     by = identify_answerer()
     if by.kind != "person":
-        raise ConfigError("only a person may release a stop; an agent never does so for itself")
+        raise ConfigError("only a person may release a stop, not a command of an agent")
     found = await board.release(kind, name)
     if found is None:
         raise ConfigError(

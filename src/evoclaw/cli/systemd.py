@@ -91,9 +91,9 @@ class UnitOptions(Struct, frozen=True):
     "which",
     type=click.Choice(["orchestrator", "edge"]),
     default="orchestrator",
-    help="The process to keep up  [default: orchestrator]",
+    help="The process to run  [default: orchestrator]",
 )
-@click.option("--system", is_flag=True, help="Write a unit of the machine, not of your user")
+@click.option("--system", is_flag=True, help="Write a system unit instead of a user unit")
 @click.option("--user", default="evoclaw", metavar="USER", help="Run as this user, with --system")
 @click.option("--folder", type=FILE, default=Path(), metavar="FOLDER", help="Work in this folder")
 @click.option(

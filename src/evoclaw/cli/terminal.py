@@ -81,7 +81,7 @@ class TerminalPerson:
         for number, option in enumerate(question.options, 1):
             self.screen.write(f"  {number}. {clean(option)}\n")
         several = ", several with commas" if question.multiple else ""
-        hint = f"A number{several}, or your own words" if question.options else "Your answer"
+        hint = f"A number{several}, or free text" if question.options else "Your answer"
         self.screen.write(f"{hint}: ")
         self.screen.flush()
         return parse_answer(question, await read_line(self.keyboard))

@@ -59,7 +59,7 @@ class UpOptions(Struct, frozen=True):
     flag_value="lan",
     metavar="[ADDRESS]",
     show_default="this machine only",
-    help="Serve edges on other machines, with TLS by an authority of its own",
+    help="Serve edges on other machines, with TLS and a certificate authority of its own",
 )
 @click.option(
     "--port",

@@ -307,8 +307,7 @@ def parse_evoclaw_toml(text: str, path: Path | None, env: Mapping[str, str]) -> 
     config = document.convert(EvoClawConfig, path_decoder(folder, env))
     if config.data != home:
         problem = (
-            f"data cannot name another folder than {home}, which this file is read from; set "
-            "EVOCLAW_HOME instead"
+            f"data must be {home}, the folder of this file; set EVOCLAW_HOME to use another folder"
         )
         raise document.error(("data",), problem)
     check_broker(document, config.broker)

@@ -68,7 +68,7 @@ class _MetricsCollector(Collector):
     def _tools(self) -> Iterator[Metric]:
         calls = CounterMetricFamily(
             "evoclaw_tool_calls",
-            "Calls by how they ended: success, or the kind of error.",
+            "Calls by outcome: success, or the kind of error.",
             labels=(*_BY_TOOL, "outcome"),
         )
         size = CounterMetricFamily(
@@ -89,7 +89,7 @@ class _MetricsCollector(Collector):
     def _agents(self) -> Iterator[Metric]:
         runs = CounterMetricFamily(
             "evoclaw_runs",
-            "Runs by how they ended; one that waits for a person is counted again when it ends.",
+            "Runs by stop reason; one that waits for a person is counted again when it ends.",
             labels=("agent", "stop"),
         )
         times = HistogramMetricFamily(
@@ -109,7 +109,7 @@ class _MetricsCollector(Collector):
                 ("unpriced_replies", "Replies without a known price."),
                 (
                     "retried_replies",
-                    "Replies that broke off or were refused, and were requested again.",
+                    "Replies that failed or were cut off, and were requested again.",
                 ),
                 ("failed_replies", "Replies that failed for good."),
             )
@@ -135,7 +135,9 @@ class _MetricsCollector(Collector):
         for (method, route, status), count in tuple(self._counters.requests.items()):
             requests.add_metric((method, route, str(status)), count)
         times = HistogramMetricFamily(
-            "evoclaw_http_request_seconds", "Until a response started.", labels=("method", "route")
+            "evoclaw_http_request_seconds",
+            "Time until a response started.",
+            labels=("method", "route"),
         )
         for names, seconds in tuple(self._counters.request_seconds.items()):
             _add_histogram(times, names, seconds)
@@ -169,8 +171,12 @@ def _gauge_families(gauges: Gauges) -> Iterator[Metric]:
         ("runs_queued", "Runs that have not started yet.", gauges.queued_runs),
         ("edges_online", "Edges that are online.", gauges.edges_online),
         ("approvals_waiting", "Calls that wait for a person.", gauges.approvals_waiting),
-        ("approval_wait_seconds", "Since the oldest was requested.", gauges.approval_wait),
-        ("disk_free_bytes", "Free on the disk of the store.", gauges.disk_free),
+        (
+            "approval_wait_seconds",
+            "How long the oldest approval has been waiting.",
+            gauges.approval_wait,
+        ),
+        ("disk_free_bytes", "Free space on the disk of the store.", gauges.disk_free),
     ):
         if read is not None:
             yield GaugeMetricFamily(f"evoclaw_{name}", what, value=read())
@@ -185,14 +191,16 @@ def _gauge_families(gauges: Gauges) -> Iterator[Metric]:
     if gauges.ready is not None:
         ready = GaugeMetricFamily(
             "evoclaw_part_ready",
-            "Whether a part that the service depends on works.",
+            "Whether a component that the service depends on works.",
             labels=("part",),
         )
         for part, works in gauges.ready().items():
             ready.add_metric((part,), works)
         yield ready
     counted = CounterMetricFamily(
-        "evoclaw_counted", "What parts of the process count, by reason.", labels=("part", "what")
+        "evoclaw_counted",
+        "Counters of the components of the process, by reason.",
+        labels=("part", "what"),
     )
     for part, counts in gauges.counts.items():
         for what, count in counts().items():

@@ -121,7 +121,7 @@ class AnalysisState:
         if text is not None and text.startswith("/dev/") and _IGNORED.fullmatch(text):
             return
         if len(places) > MAX_EFFECTS:
-            raise Unreadable("it touches more than can be looked at")
+            raise Unreadable("it touches more files than can be checked")
         if "\0" in pattern:
             places.append((PathEffect("", access, by, tree, sure), False))
         elif not pattern.startswith("/"):

@@ -15,7 +15,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 def _eval(words: Sequence[Word], scene: AnalysisState) -> None:
     texts = [word.text for word in words]
     if any(text is None for text in texts):
-        scene.doubt("what eval runs is only known when it runs")
+        scene.doubt("what eval runs is known only at run time")
         return
     scene.reparse(" ".join(text or "" for text in texts if text != "--"), scene.posix)
 
@@ -26,7 +26,7 @@ def _trap(words: Sequence[Word], scene: AnalysisState) -> None:
         return
     text = operands[0].text
     if text is None:
-        scene.doubt("what trap runs is only known when it runs")
+        scene.doubt("what trap runs is known only at run time")
     elif text != "-":
         scene.repeated += 1
         scene.reparse(text, scene.posix)
@@ -61,11 +61,11 @@ def _names(values: str) -> Callable[[Sequence[Word], AnalysisState], None]:
         for word in rest:
             text = word.text
             if text is None:
-                scene.doubt("which variable is set is only known when it runs")
+                scene.doubt("which variable is set is known only at run time")
                 return
             if text.startswith("-"):
                 if re.match(r"-\w*[Cc]", text):
-                    scene.doubt("it calls back")
+                    scene.doubt("it calls a function for each line")
                 if text[-1] in values:
                     value = next(rest, None)
                     if text[-1] == "a" and value is not None:
@@ -80,7 +80,7 @@ def _names(values: str) -> Callable[[Sequence[Word], AnalysisState], None]:
 
 def _set(word: Word, scene: AnalysisState) -> None:
     if word.text is None or not _NAME.fullmatch(word.text):
-        scene.doubt("which variable is set is only known when it runs")
+        scene.doubt("which variable is set is known only at run time")
     else:
         scene.assign(word.text, None)
 
@@ -91,7 +91,7 @@ def _printf(words: Sequence[Word], scene: AnalysisState) -> None:
     text = words[0].text
     if text is None:
         if words[0].pattern[:1] in "\0-*?[":
-            scene.doubt("whether printf sets a variable is only known when it runs")
+            scene.doubt("whether printf sets a variable is known only at run time")
     elif text.startswith("-v"):
         _set(literal(text[2:]) if text[2:] else (words[1] if len(words) > 1 else ANY_WORD), scene)
 
@@ -101,11 +101,11 @@ def _declare(words: Sequence[Word], scene: AnalysisState) -> None:
         name, equals, value = (word.text or "\0").partition("=")
         if name.startswith(("-", "+")):
             if re.search(r"[niIaA]", name):
-                scene.doubt("a declaration is not looked into")
+                scene.doubt("a declaration is not analysed")
         elif not _NAME.fullmatch(name.removesuffix("+")):
-            scene.doubt("which variable is set is only known when it runs")
+            scene.doubt("which variable is set is known only at run time")
         elif value.startswith("("):
-            scene.doubt("a declaration is not looked into")
+            scene.doubt("a declaration is not analysed")
         elif equals:
             scene.assign(name.removesuffix("+"), literal(value))
 
@@ -120,16 +120,16 @@ def _let(words: Sequence[Word], scene: AnalysisState) -> None:
     for word in words:
         calculate("?" if word.text is None else word.text, scene)
         if word.text is None:
-            scene.doubt("what let calculates is only known when it runs")
+            scene.doubt("what let calculates is known only at run time")
 
 
 def _test(words: Sequence[Word], scene: AnalysisState) -> None:
     for index, word in enumerate(words):
         following = words[index + 1].text if index + 1 < len(words) else "x"
         if word.text in ("-v", "-R") and not _NAME.fullmatch(following or ""):
-            scene.doubt("a test of a variable is only known when it runs")
+            scene.doubt("a test of a variable is known only at run time")
         if word.many or (word.text is None and len(words) == 2 and index == 0):
-            scene.doubt("a test is only known when it runs")
+            scene.doubt("a test is known only at run time")
 
 
 def _switch(plain: str) -> Callable[[Sequence[Word], AnalysisState], None]:

@@ -47,7 +47,7 @@ def read_call(call: Call, workspace: str, home: str) -> Effects:
         cwd = workspace if here else _joined(workspace, workdir)
         return _reader()(command, cwd, home)
     if name in SHELL_TOOLS:
-        return Effects(unreadable="it holds no command")
+        return Effects(unreadable="it contains no command")
     if name in _NO_PLACES:
         return Effects()
     access = (
@@ -76,7 +76,7 @@ def _joined(workspace: str, path: str) -> str:
 
 def _patch(patch: JSON, workspace: str) -> Effects:
     if not isinstance(patch, str):
-        return Effects(unreadable="it holds no patch")
+        return Effects(unreadable="it contains no patch")
     places: list[PathEffect] = []
     for line in patch.splitlines():
         found = _PATCHED.match(line)

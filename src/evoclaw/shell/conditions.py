@@ -59,9 +59,9 @@ class _Test:
     def _operand(self, node: Node, operators: set[str]) -> None:
         found = self._word(node)
         if operators & {"-v", "-R"} and not re.fullmatch(r"[A-Za-z_]\w*", found.text or "", re.A):
-            raise Unreadable("a test of a variable is only known when it runs")
+            raise Unreadable("a test of a variable is known only at run time")
         if not self._double and found.text is None and found.many:
-            raise Unreadable("a test is only known when it runs")
+            raise Unreadable("a test is known only at run time")
         if self._double and operators & _NUMBERS:
             text = found.text
             if text is not None and text.isdecimal():

@@ -42,7 +42,7 @@ def parse(text: str) -> tuple[Node, bytes]:
     if len(text) > MAX_COMMAND_CHARS:
         raise Unreadable(f"the command has more than {MAX_COMMAND_CHARS} characters")
     if found := _CONTROL.search(text):
-        raise Unreadable(f"it holds the control character {ord(found[0]):#04x}")
+        raise Unreadable(f"it contains the control character {ord(found[0]):#04x}")
     if not text.isascii():
         _check_letters(text)
     if "\\\n" in text:
@@ -58,7 +58,7 @@ def _check_letters(text: str) -> None:
     """Refuse characters that a shell, a grammar and a person may read differently."""
     for sign in text:
         if not sign.isascii() and category(sign)[0] in "CZ":
-            raise Unreadable(f"it holds the invisible character U+{ord(sign):04X}")
+            raise Unreadable(f"it contains the invisible character U+{ord(sign):04X}")
 
 
 def _check_joints(text: str) -> None:
@@ -66,7 +66,7 @@ def _check_joints(text: str) -> None:
     for found in _JOINED.finditer(text):
         before = text[max(0, found.start() - 2) : found.start()]
         if before[-1:] not in (" ", "\t") or before[:1] == "\\":
-            raise Unreadable("a word goes on in the next line; write it in one line")
+            raise Unreadable("a word continues in the next line; write it in one line")
 
 
 _GAP = re.compile(rb"(?:[ \t\n]|(?<=[ \t])\\\n)*")

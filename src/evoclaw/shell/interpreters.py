@@ -153,7 +153,7 @@ def shell_code(
     while index < len(words):
         text = words[index].text
         if text is None:
-            return "", f"what {name} is told is only known when it runs"
+            return "", f"the input of {name} is known only at run time"
         if text in ("--norc", "--noprofile", "--posix", "--login", "--"):
             index += 1
             continue
@@ -162,7 +162,7 @@ def shell_code(
         if not re.fullmatch(r"[-+][A-Za-z]+", text):
             break
         if re.search(r"[^cefhlmnpstuvxBEP]", text[1:]) or text.startswith("+"):
-            return "", f"{name} {text} is not looked into"
+            return "", f"{name} {text} is not analysed"
         code = code or "c" in text
         index += 1
     if not code:
@@ -171,5 +171,5 @@ def shell_code(
             return "", ""
         return (stdin, "") if stdin is not None else ("", f"{name} reads its commands from input")
     if index >= len(words) or words[index].text is None:
-        return "", f"the code for {name} is only known when it runs"
+        return "", f"the code for {name} is known only at run time"
     return words[index].text or ":", ""

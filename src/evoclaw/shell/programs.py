@@ -33,7 +33,7 @@ def run_program(words: Sequence[Word], scene: AnalysisState, stdin: str | None) 
         first, rest = found[0], found[1:]
         if first.text is None or first.many:
             scene.programs.append(ProgramEffect("", tuple(rest)))
-            scene.doubt(f"which program {first.shown!r} is, is only known when it runs")
+            scene.doubt(f"which program {first.shown!r} is, is known only at run time")
             guess_paths("", rest, scene)
             return name
         name = _add(first.text, rest, scene)

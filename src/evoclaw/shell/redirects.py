@@ -135,9 +135,9 @@ class Redirects:
         delimiter = raw.strip("'\"")
         quoted = delimiter != raw
         if not delimiter.replace("_", "").isalnum() or not delimiter.isascii():
-            raise Unreadable("the end of a heredoc has an odd name; call it EOF")
+            raise Unreadable("the end of a heredoc has an unusual name; call it EOF")
         if quoted and raw not in (f"'{delimiter}'", f'"{delimiter}"'):
-            raise Unreadable("the end of a heredoc has an odd name; call it EOF")
+            raise Unreadable("the end of a heredoc has an unusual name; call it EOF")
         around = self._scene.data
         before, after = around[: end.start_byte], around[end.end_byte : end.end_byte + 1]
         if not (before.rstrip(b"\t") if tabs else before).endswith(b"\n"):

@@ -73,7 +73,7 @@ class SyntaxWalker:
             return
         read = self._KINDS.get(kind)
         if read is None or (self._scene.posix and kind in _BASH_ONLY):
-            raise Unreadable(f"{kind.replace('_', ' ')} is not looked into")
+            raise Unreadable(f"{kind.replace('_', ' ')} is not analysed")
         self._level += 1
         if self._level > MAX_SYNTAX_DEPTH:
             raise Unreadable("it is nested too deeply")
@@ -191,7 +191,7 @@ class SyntaxWalker:
     def _comment(self, node: Node) -> None:
         start = node.start_byte
         if start and self._data[start - 1] not in _BEFORE_COMMENT:
-            raise Unreadable("a comment begins inside a word")
+            raise Unreadable("a comment starts inside a word")
 
     def _assignments(self, node: Node) -> None:
         self._check_tight(node.children)
@@ -257,7 +257,7 @@ class SyntaxWalker:
         for child in node.children[1:]:
             text = self._word(child).text
             if text is None or "[" in text:
-                raise Unreadable("what is unset is only known when it runs")
+                raise Unreadable("what is unset is known only at run time")
             if not text.startswith("-"):
                 self._scene.assign(text, None)
 

@@ -168,7 +168,7 @@ class WordReader:
         if cook is None:
             if kind == "$":
                 return "$"
-            raise Unreadable(f"{kind.replace('_', ' ')} is not looked into")
+            raise Unreadable(f"{kind.replace('_', ' ')} is not analysed")
         many, self._many, self._quoted = self._many, False, quoted
         pattern = cook(self, node)
         # Inside quotes only `"$@"` and similar expansions become several words.
@@ -193,7 +193,7 @@ class WordReader:
         pieces: list[str] = []
         for child in node.children:
             if child.start_byte != end:
-                raise Unreadable("a word that is one to the grammar has a gap")
+                raise Unreadable("a word has a gap in it")
             end = child.end_byte
             pieces.append(self.cook(child))
         # The expanded text may contain the other half of a bracket or a brace.
@@ -219,9 +219,9 @@ class WordReader:
             elif what in _ANSI_SIGNS:
                 return _ANSI_SIGNS[what]
             else:
-                raise Unreadable(f"\\{what} in $'…' is not looked into")
+                raise Unreadable(f"\\{what} in $'…' is not analysed")
             if not 0 < number < 0x80:
-                raise Unreadable(f"\\{what} in $'…' is not looked into")
+                raise Unreadable(f"\\{what} in $'…' is not analysed")
             return chr(number)
 
         return escape(_ANSI.sub(decode, text[2:-1]))
@@ -246,7 +246,7 @@ class WordReader:
             start = child.start_byte - offset + blanks
             yield _quoted(data[begin:start])
             if data[start : start + 1] not in (b"$", b"`"):
-                raise Unreadable(f"{child.type.replace('_', ' ')} in quotes is not looked into")
+                raise Unreadable(f"{child.type.replace('_', ' ')} in quotes is not analysed")
             yield self.cook(child, quoted=True)
             begin = child.end_byte - offset
         yield _quoted(data[begin:end])
@@ -286,7 +286,7 @@ class WordReader:
             elif child.is_named:
                 self.cook(child)
             elif text not in _OPERATORS or text in ("?", ":?") and name == "":
-                raise Unreadable(f"${{…{text}…}} is not looked into")
+                raise Unreadable(f"${{…{text}…}} is not analysed")
             assigns = assigns or text in ("=", ":=")
         if assigns:
             self._scene.assign(name, None)

@@ -81,7 +81,7 @@ def _after_options(
                 scene.assign("HOME", None)
             taken = _option(name, wrapper, text)
             if any(word.many for word in words[index + 1 : index + taken]):
-                raise Unreadable(f"what {name} runs is only known when it runs")
+                raise Unreadable(f"what {name} runs is known only at run time")
             index += taken
         elif text == "--" and not skipped:
             wrapper = WrapperSpec(skip=wrapper.skip, assigns=wrapper.assigns)
@@ -102,7 +102,7 @@ def _option(name: str, wrapper: WrapperSpec, text: str) -> int:
     if text.startswith("--"):
         option, equals, _ = text[2:].partition("=")
         if option not in wrapper.long.split():
-            raise Unreadable(f"{name} {text} is not looked into")
+            raise Unreadable(f"{name} {text} is not analysed")
         takes = option in ("adjustment", "signal", "kill-after", "user", "group", "unset") or (
             option.startswith("max-") or option in ("delimiter", "input", "output", "error")
         )
@@ -111,7 +111,7 @@ def _option(name: str, wrapper: WrapperSpec, text: str) -> int:
         if letter in wrapper.values:
             return 1 if text[index:] else 2
         if letter not in wrapper.flags:
-            raise Unreadable(f"{name} {text} is not looked into")
+            raise Unreadable(f"{name} {text} is not analysed")
     return 1
 
 
@@ -127,11 +127,11 @@ def _xargs(words: Sequence[Word], scene: AnalysisState) -> list[Word]:
             elif value.text:
                 replaced = value.text
             else:
-                raise Unreadable("xargs -I without a plain text is not looked into")
+                raise Unreadable("xargs -I without a plain text is not analysed")
             continue
         count = _option("xargs", WRAPPERS["xargs"], text)
         if any(word.many for word in rest[1:count]):
-            raise Unreadable("what xargs runs is only known when it runs")
+            raise Unreadable("what xargs runs is known only at run time")
         kept, rest = [*kept, *rest[:count]], rest[count:]
     if not rest:
         return [literal("echo"), ANY_WORD]
@@ -157,7 +157,7 @@ def watched_code(words: Sequence[Word]) -> list[str]:
     texts = [word.text for word in words]
     for index, text in enumerate(texts):
         if text is None:
-            raise Unreadable("what cargo watch runs is only known when it runs")
+            raise Unreadable("what cargo watch runs is known only at run time")
         if text == "--":
             break
         found = _WATCHED.fullmatch(text)
@@ -165,7 +165,7 @@ def watched_code(words: Sequence[Word]) -> list[str]:
             continue
         value = found[2] or found[4] or (texts[index + 1] if index + 1 < len(texts) else "")
         if value is None:
-            raise Unreadable("what cargo watch runs is only known when it runs")
+            raise Unreadable("what cargo watch runs is known only at run time")
         codes.append(f"cargo {value}" if (found[1] or found[3]) in ("x", "exec") else value)
     return codes
 
@@ -186,7 +186,7 @@ _WRITES = {"-fprint": 1, "-fprint0": 1, "-fls": 1, "-fprintf": 2}
 def find_runs(words: Sequence[Word], scene: AnalysisState) -> list[list[Word]]:
     """The commands that `find` runs; also notes the paths it searches, removes and writes."""
     if any(word.loose or (word.text is None and word.pattern[:1] in "*?[") for word in words):
-        raise Unreadable("what find is told is only known when it runs")
+        raise Unreadable("what find is told is known only at run time")
     index, starts = 0, list[Word]()
     while index < len(words) and not _begins_expression(words[index]):
         starts.append(words[index])
@@ -213,7 +213,7 @@ def find_runs(words: Sequence[Word], scene: AnalysisState) -> list[list[Word]]:
         elif text in _OPERANDS:
             index += 1 + _OPERANDS[text]
         else:
-            raise Unreadable(f"find {words[index].shown} is not looked into")
+            raise Unreadable(f"find {words[index].shown} is not analysed")
     return runs
 
 

@@ -155,7 +155,7 @@ def build_command_line(
 def _check_known(arguments: Mapping[str, JSON], bindings: Mapping[str, ArgumentBinding]) -> None:
     for name in arguments:
         if name not in bindings:
-            raise ToolFailure(ErrorKind.INVALID_PARAMS, f"There is no parameter '{name[:80]}'.")
+            raise ToolFailure(ErrorKind.INVALID_PARAMS, f"Unknown parameter '{name[:80]}'.")
 
 
 def _text(value: JSON) -> str:
@@ -168,7 +168,7 @@ def _text(value: JSON) -> str:
 
 def _word(name: str, text: str) -> str:
     if "\0" in text:
-        raise ToolFailure(ErrorKind.INVALID_PARAMS, f"'{name}' may not hold a NUL character.")
+        raise ToolFailure(ErrorKind.INVALID_PARAMS, f"'{name}' may not contain a NUL character.")
     try:
         size = len(text.encode())
     except UnicodeEncodeError:

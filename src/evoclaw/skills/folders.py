@@ -115,7 +115,7 @@ def _check_entry(folder: Path, entry: FolderEntry) -> None:
         raise SkillRefused(path, "it is neither a file nor a folder; remove it")
     if entry.mode & stat.S_IWOTH:
         raise SkillRefused(
-            path, "everybody may write to it; run `chmod -R o-w` on the folder of the skill"
+            path, "every user may write to it; run `chmod -R o-w` on the folder of the skill"
         )
     if entry.path.count("/") >= MAX_DEPTH:
         raise SkillRefused(path, TOO_DEEP_REASON)

@@ -28,7 +28,7 @@ _ONE_DOCUMENT = "only one document is allowed, without `%`, `---` and `...`"
 _YAML_PROBLEMS = {
     "mapping values are not allowed here": "put a text that contains a colon in quotes",
     "found unexpected end of stream": "the text has no closing quote",
-    "expected <block end>, but found '<scalar>'": "remove the text behind the closing quote",
+    "expected <block end>, but found '<scalar>'": "remove the text after the closing quote",
     "expected '<document start>', but found '<block mapping start>'": _ONE_DOCUMENT,
     "could not find expected ':'": "expected `key: value`",
 }
@@ -47,7 +47,7 @@ def split_front_matter(text: str) -> tuple[list[str], str]:
     """The lines between the two `---`, and the body after them."""
     lines = text.replace("\r\n", "\n").split("\n")
     if lines[0].rstrip() != "---":
-        raise FrontMatterError(1, "the file must begin with a line `---`")
+        raise FrontMatterError(1, "the file must start with a line `---`")
     for number, line in enumerate(lines[1 : MAX_LINES + 2], 1):
         if line.rstrip() == "---":
             return lines[1:number], "\n".join(lines[number + 1 :])
@@ -121,7 +121,7 @@ class _FrontMatterParser:
             raise _error(event, "only one level of keys is allowed")
         if isinstance(event, events.MappingStartEvent):
             if event.flow_style:
-                raise _error(event, "a text may not begin with '{'; put it in quotes")
+                raise _error(event, "a text may not start with '{'; put it in quotes")
             # No value of the inner map is a map or a list.
             return cast("dict[str, str]", self._map(event, deeper=False))
         if isinstance(event, events.SequenceStartEvent):
@@ -142,7 +142,7 @@ class _FrontMatterParser:
     def _text(self, event: Event) -> str:
         events = self._yaml.events
         if isinstance(event, events.AliasEvent):
-            raise _error(event, "a text may not begin with '*'; put it in quotes")
+            raise _error(event, "a text may not start with '*'; put it in quotes")
         if not isinstance(event, events.ScalarEvent):
             raise _error(event, "expected `key: value`")
         _refuse_anchor_and_tag(event)
@@ -154,9 +154,9 @@ class _FrontMatterParser:
 def _refuse_anchor_and_tag(event: NodeEvent) -> None:
     """Reject anchors and tags."""
     if event.anchor is not None:
-        raise _error(event, "a text may not begin with '&'; put it in quotes")
+        raise _error(event, "a text may not start with '&'; put it in quotes")
     if getattr(event, "tag", None) is not None:
-        raise _error(event, "a text may not begin with '!'; put it in quotes")
+        raise _error(event, "a text may not start with '!'; put it in quotes")
 
 
 def _error(event: Event, problem: str) -> FrontMatterError:

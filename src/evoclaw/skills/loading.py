@@ -89,7 +89,7 @@ def skill_folders(root: Path) -> tuple[list[Path], list[SkillIssue]]:
         if not stat.S_ISDIR(about.st_mode):
             return [], [SkillIssue(root, "it is not a folder; name a folder of skills")]
         if about.st_mode & stat.S_IWOTH:
-            return [], [SkillIssue(root, "everybody may write to it; run `chmod o-w` on it")]
+            return [], [SkillIssue(root, "every user may write to it; run `chmod o-w` on it")]
         found = sorted(
             path
             for path in root.iterdir()

@@ -82,5 +82,5 @@ def unknown_name(what: str, name: str, names: Iterable[str]) -> str:
     """An error message for an unknown name, with the closest known name or all of them."""
     known = sorted(names)
     closest = next(iter(get_close_matches(name[:80], known, 1)), "")
-    hint = f"did you mean {closest!r}?" if closest else f"there are: {', '.join(known)}"
+    hint = f"did you mean {closest!r}?" if closest else f"known: {', '.join(known)}"
     return f"unknown {what} {name[:80]!r}; {hint}"

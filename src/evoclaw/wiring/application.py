@@ -199,7 +199,7 @@ def _lock_data_folder(home: Path) -> AbstractContextManager[None]:
     from evoclaw.store.folder_lock import locked_folder
 
     text = (
-        f"another `evoclaw up` runs with the data folder {home}; stop it, or set EVOCLAW_HOME "
+        f"another `evoclaw up` uses the data folder {home}; stop it, or set EVOCLAW_HOME "
         "to another folder"
     )
     return locked_folder(home, text)

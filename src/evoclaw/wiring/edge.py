@@ -104,7 +104,7 @@ def describe_edge(path: Path, env: Mapping[str, str]) -> str:
         if everything or permission in held
     ]  # fmt: skip
     names = ", ".join(permitted_tools(config, env)) or "none"
-    rights = f"may {' and '.join(may)} {config.workspace}" if may else "may use no files"
+    rights = f"may {' and '.join(may)} {config.workspace}" if may else "may not use files"
     return f"{config.agent_id}: {rights}; tools: {names}"
 
 
@@ -134,8 +134,8 @@ def _damage(folder: Path) -> str:
     if not files:
         return ""
     return (
-        f"its journal was damaged and is set aside as {', '.join(files[-3:])}; what it did before "
-        "is unknown. Look into it, then remove these files on the edge"
+        f"its journal was damaged and is set aside as {', '.join(files[-3:])}; what it "
+        "did before is unknown. Check what it changed, then remove these files on the edge"
     )
 
 
@@ -144,7 +144,7 @@ def _lock_data_folder(folder: Path) -> AbstractContextManager[None]:
     from evoclaw.store.folder_lock import locked_folder
 
     text = (
-        f"another edge runs with the data folder {folder}; stop it, or set `data` in "
+        f"another edge uses the data folder {folder}; stop it, or set `data` in "
         "agent.toml to another folder"
     )
     return locked_folder(folder, text)

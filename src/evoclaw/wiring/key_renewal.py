@@ -41,7 +41,7 @@ async def find_lost_data(env: Mapping[str, str]) -> LostData | None:
     recordings = await asyncio.to_thread(_count_recordings, key.folder / "runs", cipher.key_id)
     if not (problem or rows):
         return None
-    text = problem or "the store holds values of another key"
+    text = problem or "the store has values that are encrypted with another key"
     return LostData(key.expected_id, text, rows, recordings)
 
 

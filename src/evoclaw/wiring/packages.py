@@ -112,8 +112,8 @@ def _refuse_writable(point: EntryPoint, writable: Sequence[Path]) -> None:
         for folder in writable:
             if Path(file).resolve().is_relative_to(folder.resolve()):
                 raise ConfigError(
-                    f"its code '{file}' lies inside '{folder}', where calls can change it; install "
-                    "it into another folder, and not as editable"
+                    f"its code '{file}' is inside '{folder}', where calls can change it; "
+                    "install it into another folder, and not as editable"
                 )
 
 

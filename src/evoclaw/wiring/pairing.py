@@ -86,8 +86,8 @@ async def join_fleet(
         raise ConfigError(f"{path} already exists; move it away, or use another --config")
     folder = default_data_folder(env) / "edge" / agent_id
     in_use = (
-        f"an edge {agent_id!r} runs on this machine already, with the data folder {folder}; stop "
-        "it, or have this one invited under another name"
+        f"an edge {agent_id!r} already runs on this machine, with the data folder "
+        f"{folder}; stop it, or invite this one under another name"
     )
     make_private_folder(folder)
     with locked_folder(folder, in_use):
@@ -130,5 +130,5 @@ def public_key(env: Mapping[str, str], file: str | None = None) -> str:
     path = default_data_folder(env) / "orchestrator.key" if file is None else Path(file)
     if not path.is_file():
         # Creating a key for a mistyped name would give one that no orchestrator has.
-        raise ConfigError(f"there is no key {path}; the first `evoclaw up` creates one")
+        raise ConfigError(f"the key {path} does not exist; the first `evoclaw up` creates it")
     return Signer.load_or_create(path).public_key

@@ -88,8 +88,8 @@ def _locate_workspace(workspace: Path, data: Path) -> tuple[str, tuple[str, ...]
     parts = os.path.relpath(ours, root).split("/")
     if STATE_FOLDER not in parts:
         raise ConfigError(
-            f"EvoClaw's own folder '{ours}' lies inside the workspace '{root}', where tools could "
-            "change it; work in another folder, or set EVOCLAW_HOME to another folder"
+            f"EvoClaw's own folder '{ours}' is inside the workspace '{root}', where tools "
+            "could change it; work in another folder, or set EVOCLAW_HOME to another folder"
         )
     top = "/".join(parts[: parts.index(STATE_FOLDER) + 1])
     return root, (f"{root.rstrip('/')}/{top}",)

@@ -103,7 +103,7 @@ class SettingsFile:
 def _key_path(key: str) -> KeyPath:
     keys = tuple(key.split("."))
     if not all(keys):
-        raise ConfigError(f"{key!r} is no setting; write it as in `server.port`")
+        raise ConfigError(f"{key!r} is not a setting; write it as in `server.port`")
     return keys
 
 

@@ -34,7 +34,7 @@ def test_wildcard_senders_are_accepted_but_untrusted() -> None:
     [
         ([HOOK, HOOK], "two channels are named 'hook'"),
         ([ChannelSettings(name="a b", kind="mqtt", senders=("*",))], "invalid channel name"),
-        ([ChannelSettings(name="a", kind="mqtt")], "nobody may use it"),
+        ([ChannelSettings(name="a", kind="mqtt")], "no one may use it"),
         ([BOXES, ChannelSettings(name="b", kind="mqtt", senders=("*",))], "one broker"),
         ([ChannelSettings(name="a", kind="webhook", senders=("*",))], "one of secret_env and"),
     ],

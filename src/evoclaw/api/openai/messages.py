@@ -214,6 +214,6 @@ def _image(where: str, url: str, label: Label) -> ImageBlock:
         raise BadRequest(f"The image is not valid base64: {error}", where) from None
     if actual != media_type.replace("image/jpg", "image/jpeg"):
         # A model's server would refuse it, and with it every later message of the session.
-        kind = actual or "no PNG, JPEG, GIF or WebP image"
+        kind = actual or "not a PNG, JPEG, GIF or WebP image"
         raise BadRequest(f"The image says {media_type}, but its data is {kind}.", where)
     return ImageBlock(actual, data, label)

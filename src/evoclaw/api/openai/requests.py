@@ -78,7 +78,7 @@ class OutputFormat(Struct, frozen=True):
         """The answer as JSON text, and what is wrong with it; one of both is empty."""
         found = parse_output(text, ("",))
         if found == {"": text}:
-            return "", "it is no JSON object"
+            return "", "it is not a JSON object"
         if self.tool is not None:
             validator: Validator = compile_schema(self.tool)
             if problem := describe_problems(validator, found):

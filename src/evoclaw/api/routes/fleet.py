@@ -267,7 +267,9 @@ async def approve_tools(
     device = devices.get(agent_id)
     if seen and device is not None and seen != device.surface:
         raise ApiError(
-            409, "changed", "The edge's tools changed since you looked. Look again, then approve."
+            409,
+            "changed",
+            "The edge's tools have changed since you read them. Read them again, then approve.",
         )
     await devices.approve(agent_id, time.time(), seen=seen)
     return _edge(parts, caller, agent_id)

@@ -38,7 +38,7 @@ def _block(number: int, image: AttachedImage) -> ImageBlock:
         text = f"images[{number}].data is not base64. Encode the bytes of the image file."
         raise ApiError(400, "invalid_image", text) from None
     if found != image.media_type:
-        actual = found or "no PNG, JPEG, GIF or WebP image"
+        actual = found or "not a PNG, JPEG, GIF or WebP image"
         text = f"images[{number}] says {image.media_type}, but its data is {actual}."
         raise ApiError(400, "invalid_image", text)
     return ImageBlock(image.media_type, image.data)

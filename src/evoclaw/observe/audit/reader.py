@@ -152,7 +152,7 @@ async def export(
     only = AuditQuery(since=query.since, until=query.until)
     wanted = [seq for seq, record in records.items() if matches(record, only)]
     if not wanted:
-        raise AuditError("there are no records in that time; choose a longer one")
+        raise AuditError("there are no records in that period; choose a longer one")
     signed = await _checkpoints(folder, cold)
     first = max((cp.seq for cp in signed if cp.seq < min(wanted)), default=0) + 1
     last = max(wanted)

@@ -98,7 +98,7 @@ class Audit:
         if self._closed or self.failing:
             raise AuditError(f"the audit cannot be written: {self.failing or 'it is closed'}")
         if self._drafts.qsize() >= MAX_PENDING_DRAFTS:
-            raise AuditError("the audit cannot be written as fast as records come")
+            raise AuditError("the audit cannot be written as fast as records arrive")
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="audit", daemon=True)
             self._thread.start()

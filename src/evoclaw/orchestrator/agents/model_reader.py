@@ -51,7 +51,10 @@ class ModelReader:
                 values = {name: _bounded(answered.get(name)) for name in fields}
                 return UntrustedAnswer(values, {"usage": msgspec.to_builtins(usage), "cost": cost})
             problem = f"\n\nYour last answer did not fit these fields: {', '.join(wrong)}."
-        text = "The reader could not answer in those fields. Ask another question, or say less."
+        text = (
+            "The reader could not answer with these fields. Ask another question, or use "
+            "fewer fields."
+        )
         raise ToolFailure(ErrorKind.EXECUTION_FAILED, text, usage=msgspec.to_builtins(usage))
 
     async def _ask(self, task: str, asked: str) -> Reply:
@@ -63,9 +66,15 @@ class ModelReader:
                     if isinstance(piece, Replied):
                         return piece.reply
         except ProviderError as error:
-            text = f"The reader cannot be asked now ({error.kind})."
+            text = (
+                f"The reader is not available ({error.kind}). Try again later, or continue "
+                "without the text."
+            )
             raise ToolFailure(ErrorKind.EXECUTION_FAILED, text) from None
-        raise ToolFailure(ErrorKind.EXECUTION_FAILED, "The reader did not answer.")
+        raise ToolFailure(
+            ErrorKind.EXECUTION_FAILED,
+            "The reader did not answer. Try again once, or continue without the text.",
+        )
 
 
 def _has_type(value: JSON, kind: AnswerField) -> bool:

@@ -91,7 +91,8 @@ def check_channels(channels: Sequence[ChannelSettings]) -> None:
         names.add(channel.name)
         if not channel.senders:
             raise ConfigError(
-                f"{where}: senders is empty: nobody may use it; list senders, or '*' for everybody"
+                f"{where}: senders is empty, so no one may use it; list senders, or '*' "
+                "for everyone"
             )
         if channel.kind == "webhook":
             _check_webhook(where, channel.webhook)

@@ -188,7 +188,8 @@ class EdgeCall:
                 task.cancel()
             await asyncio.wait(tasks.values())
         message = (
-            "Error: There was no answer in time; it may have happened. Look before asking again."
+            "Error: There was no answer in time; the call may have happened. Check "
+            "before you repeat it."
         )
         return _combine(
             call,
@@ -219,7 +220,7 @@ class EdgeCall:
             names = ", ".join(offline or requested)
             text = f"Error: Agent {names} is not online. Online: {listed}."
             if not names:
-                text = f"Error: Name an agent in `agent_id`. Online: {listed}."
+                text = f"Error: Set `agent_id` to an agent. Online: {listed}."
             raise ToolFailure(ErrorKind.AGENT_OFFLINE, text)
         return found
 
@@ -231,11 +232,11 @@ class EdgeCall:
             return await self._use_tool(member, call, action, arguments, progress)
         if call.arguments.get("background"):
             tools = ", ".join(member.tools.names) or "none"
-            text = f"Error: Only a tool of the agent can go on in the background: {tools}."
+            text = f"Error: Only a tool of the agent can run in the background: {tools}."
             raise ToolFailure(ErrorKind.INVALID_PARAMS, text)
         query = call.arguments.get("query") or _to_query(action, params)
         if not query:
-            text = "Error: Invalid parameters for 'edge_call': give a query, or an action."
+            text = "Error: Invalid parameters for 'edge_call': set `query` or `action`."
             raise ToolFailure(ErrorKind.INVALID_PARAMS, text)
         if not member.has_model:
             tools = ", ".join(member.tools.names) or "none"

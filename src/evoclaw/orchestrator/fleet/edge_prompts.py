@@ -120,7 +120,7 @@ class EdgePrompts:
                 ErrorKind.NOT_FOUND, f"Error: Tool {asked.tool[:64]!r} is not offered here."
             )
         if asked.parameters.get("background"):
-            text = "Error: A call through the orchestrator cannot go on in the background."
+            text = "Error: A call through the orchestrator cannot run in the background."
             raise ToolFailure(ErrorKind.INVALID_PARAMS, text)
         request_id = request_id_for(parent.request_id, f"{path[-1]}#{asked.number}")
         # Whatever the edge says: its model may have read anything.
@@ -180,7 +180,7 @@ def check_path(wanted: JSON, path: Sequence[str]) -> None:
     names = {wanted} if isinstance(wanted, str) else set(wanted or ())
     if again := sorted(names.intersection(path)):
         text = (
-            f"Error: Agent {', '.join(again)} is on the path of this call already: "
+            f"Error: Agent {', '.join(again)} is already on the path of this call: "
             f"{' > '.join(path)}. Answer with what you have."
         )
         raise ToolFailure(ErrorKind.PERMISSION_DENIED, text)

@@ -120,10 +120,10 @@ class FleetJobs:
     async def _query(self, node: str, payload: dict[str, JSON]) -> dict[str, JSON]:
         outcome = await self._requests.query(node, Command("job", payload, f"job-{token_hex(8)}"))
         if outcome.status != "success":
-            raise ToolFailure(ErrorKind.NOT_FOUND, outcome.error or "The device knows no such job.")
+            raise ToolFailure(ErrorKind.NOT_FOUND, outcome.error or "The device has no such job.")
         return outcome.result if is_object(outcome.result) else {}
 
 
 def _job_not_found(node: str, job_id: str) -> ToolFailure:
-    text = f"There is no job {job_id[:200]!r} of {node[:80]!r}; use `list` to see what goes on."
+    text = f"There is no job {job_id[:200]!r} of {node[:80]!r}; use `list` to see the running jobs."
     return ToolFailure(ErrorKind.NOT_FOUND, text)

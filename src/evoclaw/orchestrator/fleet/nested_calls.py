@@ -120,7 +120,7 @@ class NestedCallReceiver:
         self, prompt: OpenPrompt, asked: NestedCall, call: asyncio.Task[ToolResult] | None
     ) -> None:
         if call is None:
-            text = f"Error: {MAX_NESTED_CALLS} calls are the limit of one question. Answer now."
+            text = f"Error: One question may make {MAX_NESTED_CALLS} calls at most. Answer now."
             result = _failed(asked, ErrorKind.PERMISSION_DENIED, text)
         else:
             result = await asyncio.shield(call)
@@ -180,7 +180,7 @@ class ParentRun:
 def _unasked(verdict: Ask) -> str:
     return (
         f"{verdict.reason}. It needs a person's approval, which a call of an edge's model cannot "
-        "wait for. Answer without it, and say what should be done."
+        "wait for. Answer without it, and say what you would have done."
     )
 
 

@@ -162,10 +162,10 @@ _TEXTS = {
 
 
 _STATUS_WORDS = {
-    ApprovalStatus.ONCE: "it was approved already",
-    ApprovalStatus.SESSION: "it was approved already",
-    ApprovalStatus.USED: "it was approved already",
-    ApprovalStatus.DENIED: "it was denied already",
+    ApprovalStatus.ONCE: "it was already approved",
+    ApprovalStatus.SESSION: "it was already approved",
+    ApprovalStatus.USED: "it was already approved",
+    ApprovalStatus.DENIED: "it was already denied",
     ApprovalStatus.EXPIRED: "it has expired, and the agent must ask again",
 }
 

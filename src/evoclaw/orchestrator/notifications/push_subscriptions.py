@@ -93,7 +93,7 @@ class PushSubscriptions:
         )
         if not await self._store.subscribe(stored, MAX_DEVICES_OF_USER):
             raise InvalidSubscription(
-                f"you have {MAX_DEVICES_OF_USER} devices already; remove one of them first"
+                f"you have {MAX_DEVICES_OF_USER} devices; remove one of them first"
             )
         return id_
 

@@ -44,10 +44,10 @@ _PROBLEMS = {
     ApprovalStatus.UNKNOWN: "there is no such approval; `evoclaw approvals` lists those that wait",
     ApprovalStatus.EXPIRED: "it has expired; the agent must ask again",
     ApprovalStatus.CLOSED: "its run no longer waits for the answer",
-    ApprovalStatus.DENIED: "it was denied already",
-    ApprovalStatus.ONCE: "it was approved already",
-    ApprovalStatus.SESSION: "it was approved for the session already",
-    ApprovalStatus.USED: "it was approved and used already",
+    ApprovalStatus.DENIED: "it was already denied",
+    ApprovalStatus.ONCE: "it was already approved",
+    ApprovalStatus.SESSION: "it was already approved for the session",
+    ApprovalStatus.USED: "it was already approved and used",
 }
 
 
@@ -136,7 +136,7 @@ class CallApprovals:
         if problem := by.refusal_reason(by.tenant):
             return problem
         if not await self._store.close(id_, by.tenant):
-            return "there is no such approval, or it was used or denied already"
+            return "there is no such approval, or it was already used or denied"
         self._wake(id_)
         return ""
 
@@ -147,7 +147,7 @@ class CallApprovals:
         """
         case = await self.get(id_, by.tenant)
         if case is None or case.request.step_scope is None:
-            return "no step of a workflow waits for this approval; approve it once"
+            return "this call is not a step of a workflow; approve it once"
         scope = case.request.step_scope
         if problem := await self.answer(id_, Decision.ONCE, by, reason):
             return problem
@@ -324,7 +324,7 @@ class CallApprovals:
     ) -> Approval:
         case = None if row is None else self._case(row)
         if case is not None and not _matches_claim(case, row, claim, status):
-            return Approval(Decision.DENY, "the approval was given for something else")
+            return Approval(Decision.DENY, "the approval is for another call")
         reason = "" if case is None or case.answer is None else case.answer.reason
         validity = _duration(self.settings.expires_s)
         match status:
@@ -337,9 +337,9 @@ class CallApprovals:
             case ApprovalStatus.EXPIRED:
                 return Approval(Decision.DENY, f"it was not approved and started within {validity}")
             case ApprovalStatus.USED:
-                return Approval(Decision.DENY, "its approval was for one use, and was used already")
+                return Approval(Decision.DENY, "its approval was for one use, and was already used")
             case ApprovalStatus.FULL:
-                return Approval(Decision.DENY, "too many calls wait for an approval already")
+                return Approval(Decision.DENY, "too many calls already wait for an approval")
             case ApprovalStatus.WAITING if case is not None:
                 return Approval(Decision.PENDING, _instructions(case.request))
             case ApprovalStatus.CLOSED if case is not None and case.answer is not None:

@@ -89,7 +89,7 @@ class Questions:
         if problem := answer_problem(_decoded(stored.question), answer):
             return problem
         if not await self._store.answer(question_id, msgspec.json.encode(answer)):
-            return "it was answered already, or its run no longer waits for the answer"
+            return "it was already answered, or its run no longer waits for the answer"
         pending = self._pending.get((self._store.tenant, question_id))
         if pending is not None and not pending.done():
             pending.set_result(None)

@@ -294,16 +294,14 @@ def _compare(receipt: Receipt, report: Report, command: Command | None) -> None:
     except (ValueError, RecursionError):
         result = ""
     if receipt.result_sha256 != result:
-        raise ReceiptRefused(
-            ReceiptFlaw.OTHER_RESULT, "the receipt is for another result than this one"
-        )
+        raise ReceiptRefused(ReceiptFlaw.OTHER_RESULT, "the receipt is for another result")
     if command is None or not receipt.args_sha256:
         return
     if receipt.args_sha256 != _arguments_hash(command):
-        text = "the receipt is for other arguments than those of the request"
+        text = "the receipt is for other arguments"
         raise ReceiptRefused(ReceiptFlaw.OTHER_ARGUMENTS, text)
     if (receipt.tenant or LOCAL_PRINCIPAL.tenant) != bounded_name(_tenant_of(command)):
-        text = "the receipt is for another tenant than that of the request"
+        text = "the receipt is for another tenant"
         raise ReceiptRefused(ReceiptFlaw.OTHER_REQUEST, text)
 
 

@@ -94,7 +94,7 @@ class RunSessions:
         """Start a session with a sub-run, and wait for its answer if `wait` is set."""
         parent, agent = self._run, self._agent(brief.agent)
         if parent.session.depth >= self._host.limits.max_depth:
-            text = "Error: Sub-agents may not go any deeper here. Do it yourself."
+            text = "Error: Sub-agents may not be nested any deeper. Do it yourself."
             raise ToolFailure(ErrorKind.PERMISSION_DENIED, text)
         await self._refuse_cycle(agent.name)
         session = await self._store.create(
@@ -116,12 +116,15 @@ class RunSessions:
         """Send a message to a session that this run started, and wait for the answer."""
         listed = await self._visible(session_id)
         if session_id == self._run.session.id or not await self._is_below(listed.session):
-            text = f"Error: You did not begin session {session_id!r}; you may only read it."
+            text = f"Error: You did not start session {session_id!r}; you may only read it."
             raise ToolFailure(ErrorKind.PERMISSION_DENIED, text)
         last, run_id = listed.last, self._run_id(call)
         if last is not None and last.is_open and last.id != run_id:
             if self._subrun_of(session_id) is not None:
-                text = "Error: It is still answering. Wait for it with session_status, then send."
+                text = (
+                    "Error: The session is still answering. Wait for it with session_status, "
+                    "then send."
+                )
                 raise ToolFailure(ErrorKind.CONFLICT, text)
             await self._wait_for(self._launch(call, listed.session, last, None, wait=True))
             now = await self._status(await self._visible(session_id))
@@ -225,8 +228,8 @@ class RunSessions:
         family = self._run.tree
         if family.active_count >= family.limits.max_active:
             text = (
-                f"Not executed: {family.active_count} sub-agents are at work already. "
-                "Wait for one to end, then ask again."
+                f"Not executed: {family.active_count} sub-agents are already running. "
+                "Wait for one to end, then try again."
             )
             raise ToolFailure(ErrorKind.QUEUE_FULL, text)
         if self._run.budget.turns_left <= self._run.session.depth + 1:
@@ -297,7 +300,7 @@ class RunSessions:
         found = agents.get(name or self._run.session.agent)
         if found is None:
             known = ", ".join(sorted(agents))
-            text = f"Error: There is no agent {name!r}. There are: {known}."
+            text = f"Error: Unknown agent {name!r}. Known agents: {known}."
             raise ToolFailure(ErrorKind.NOT_FOUND, text)
         return found
 
@@ -309,7 +312,7 @@ class RunSessions:
         while session is not None and session.parent:
             session = await self._store.session(session.parent)
             if session is not None and session.agent == name:
-                text = f"Error: {name!r} is waiting for this very work. Do it yourself."
+                text = f"Error: {name!r} is waiting for this work itself. Do it yourself."
                 raise ToolFailure(ErrorKind.PERMISSION_DENIED, text)
 
     def _narrowed_tools(self, wanted: Sequence[str] | None) -> frozenset[str] | None:
@@ -339,7 +342,7 @@ class RunSessions:
         ours = listed is not None and listed.session.owner == own.owner
         if listed is not None and ours and (not own.depth or await self._is_below(listed.session)):
             return listed
-        text = f"Error: There is no session {one_line(session_id)!r}. See sessions_list."
+        text = f"Error: There is no session {one_line(session_id)!r}. Use sessions_list."
         raise ToolFailure(ErrorKind.NOT_FOUND, text)
 
     async def _is_below(self, session: Session | None) -> bool:

@@ -107,8 +107,8 @@ class ForwardedTools(Policy):
             if tool.name != SKILL_TOOL and not all(step.offer([tool]) for step in self.lists):
                 reason = (
                     f"the tool {tool.name!r} is not in the tool list of this agent, or a skill "
-                    "does not allow it; this holds for tools of edges too. Continue without it, or "
-                    "explain to the user"
+                    "does not allow it; this applies to tools of edges too. Continue without it, "
+                    "or explain to the user"
                 )
                 return Deny("tool_list", reason, f"{tool.name} is not in the tool list")
         return ALLOW

@@ -68,8 +68,8 @@ class CommitUnknown(StoreError, RunSuspended):
 
     def __init__(self, location: Path | str) -> None:
         super().__init__(
-            f"the connection to {location} was lost during a commit: the write may or may not be "
-            "stored; look before asking again"
+            f"the connection to {location} was lost during a commit: the write may or may "
+            "not be stored; check before you repeat it"
         )
         self.location = location
 

@@ -92,7 +92,8 @@ class FunctionRunner:
             except CONFLICTS as problem:
                 if time.monotonic() >= end:
                     raise StoreUnavailable(
-                        f"{self._server.name}: others keep changing what this write reads"
+                        f"{self._server.name}: other transactions keep changing what this "
+                        "write reads"
                     ) from problem
             time.sleep(random.uniform(0, pause))
             pause = min(2 * pause, MAX_CONFLICT_DELAY_S)

@@ -382,8 +382,8 @@ class StoredLedger:
             operation.fail(
                 StoreUnavailable(
                     f"{self.database.name}: another process has used the budget of "
-                    f"{operation.values[3][-1]!r} meanwhile; the run is suspended, and asks again "
-                    "when it resumes"
+                    f"{operation.values[3][-1]!r} in the meantime; the run is suspended and "
+                    "tries again when it resumes"
                 )
             )
 

@@ -322,7 +322,7 @@ class RateStore:
         elif index >= 0:
             operation.fail(
                 StoreUnavailable(
-                    f"{self._database.name}: other processes have made too many calls meanwhile; "
-                    "the run is suspended, and asks again when it resumes"
+                    f"{self._database.name}: other processes have made too many calls in "
+                    "the meantime; the run is suspended and tries again when it resumes"
                 )
             )
