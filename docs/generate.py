@@ -484,22 +484,28 @@ _SERVICE: dict[str, type] = {
 _ENVIRONMENT = (
     ("`EVOCLAW_MODEL`", "the model of `evoclaw run` when `--model` is not given"),
     ("`EVOCLAW_<TABLE>_<KEY>`", "one value of `evoclaw.toml`, such as `EVOCLAW_SERVER_PORT`"),
-    ("`EVOCLAW_URL`, `EVOCLAW_TOKEN`", "a service elsewhere, and what to show there"),
-    ("`EVOCLAW_STORE_PASSWORD`", "of the PostgreSQL of `[store]`"),
-    ("`EVOCLAW_BROKER_PASSWORD`", "of the broker of `[broker]`"),
-    ("`BRAVE_API_KEY`", "for `websearch` and `codesearch`: Brave Search"),
-    ("`SEARXNG_URL`", "the same by a SearXNG server of your own, which comes first"),
-    ("`GITHUB_SEARCH_TOKEN`", "for `codesearch`: GitHub"),
-    ("`EVOCLAW_BROWSER`", "another Chromium for `browser` than the one that is found"),
-    ("`EVOCLAW_MCP_TOKEN`", "what clients of `evoclaw mcp serve --http` must show"),
-    ("`EVOCLAW_WORKSPACE`", "where the `dt-…` programs work (default: the current folder)"),
+    (
+        "`EVOCLAW_URL`, `EVOCLAW_TOKEN`",
+        "the URL of a service on another machine, and the token for it",
+    ),
+    ("`EVOCLAW_STORE_PASSWORD`", "the password of the PostgreSQL database of `[store]`"),
+    ("`EVOCLAW_BROKER_PASSWORD`", "the password of the broker of `[broker]`"),
+    ("`BRAVE_API_KEY`", "the key of Brave Search, for `websearch` and `codesearch`"),
+    ("`SEARXNG_URL`", "the URL of your SearXNG server, used instead of Brave Search"),
+    ("`GITHUB_SEARCH_TOKEN`", "the token of GitHub's code search, for `codesearch`"),
+    ("`EVOCLAW_BROWSER`", "the Chromium that `browser` uses (default: the first one found)"),
+    ("`EVOCLAW_MCP_TOKEN`", "the token that clients of `evoclaw mcp serve --http` must send"),
+    (
+        "`EVOCLAW_WORKSPACE`",
+        "the folder that the `dt-…` programs work in (default: the current folder)",
+    ),
     (
         "`EVOCLAW_READ_ROOTS`",
         "what tools of `evoclaw run` and the `dt-…` programs may read besides their folder, "
         "separated by `:` (default: `/etc/hostname` and `/etc/os-release`)",
     ),
-    ("`EVOCLAW_HOME`", "where everything is kept (default: `.evoclaw` in your home folder)"),
-    ("`NO_COLOR`", "set to anything: no colours"),
+    ("`EVOCLAW_HOME`", "the data folder (default: `.evoclaw` in your home folder)"),
+    ("`NO_COLOR`", "disables colours if it is set"),
 )
 
 

@@ -86,6 +86,7 @@ class ServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stop_within_s: Annotated[float, Meta(ge=0, le=300)] = 5.0
     """Seconds that open responses may take to finish on shutdown."""
     tokens: tuple[TokenFile, ...] = ()
+    """Tokens in files, beside those of `evoclaw token`."""
     jwt: JwtSettings | None = None
     """Accept JWTs of an external identity provider."""
 

@@ -15,19 +15,25 @@ class LoopSettings(Struct, frozen=True):
     max_turns: int = 10
     """Turns with calls before the model must give its closing reply; 20 for the iterative API."""
     max_calls_per_turn: int = 5
+    """Calls that are run in one turn; the model may request the others again."""
     max_parallel: int = 5
+    """Calls that run at the same time."""
     tool_error_limit: int = 3
     """Failed turns in a row after which the run ends."""
     repeat_limit: int = 3
     """How often the same set of calls may repeat in a row, or the same call be denied in all."""
     max_seconds: float = 3600.0
+    """Duration of a run."""
     max_result_chars: int = 64_000
     """Characters of one result that the model sees; a longer one is cut in the middle."""
     temperature: float | None = None
+    """The sampling temperature; default: that of the model."""
     max_tokens: int | None = None
+    """Tokens of one reply; default: that of the model."""
     confirm: bool = False
     """Answer the first text-only reply with the checklist of double confirmation."""
     confirm_limit: int = 2
+    """How often the model is asked to confirm."""
     confirm_without_tools: bool = True
     """Confirm also when no tool was used."""
     output_fields: tuple[str, ...] = ()
@@ -75,12 +81,15 @@ class Agent(Struct, frozen=True, omit_defaults=True):
     """The definition of an agent: a name, a model, a prompt, and what it may do."""
 
     name: str
+    """The name that callers use."""
     model: str
     """`A,B` falls back to B; empty is the default model of the process."""
     prompt: str = ""
+    """Its instructions."""
     capabilities: frozenset[str] = frozenset()
     """The permissions it holds; none means no tools, `"*"` all."""
     settings: LoopSettings = LoopSettings()
+    """The limits of its loop."""
     title: str = ""
     """The name shown to people."""
     description: str = ""
@@ -97,6 +106,7 @@ class Agent(Struct, frozen=True, omit_defaults=True):
     inputs: dict[str, Field] = {}
     """Its inputs; none means that any input is accepted."""
     outputs: dict[str, Field] = {}
+    """The fields of its answer."""
     budget: dict[str, float] = {}
     """The budget of a run, with the keys of `[budget]`; it can only lower the configured one."""
     constraints: tuple[str, ...] = ()

@@ -20,6 +20,10 @@ class Profile(Struct, frozen=True):
     """What a model can do."""
 
     context_tokens: int = 128_000
+    """The size of the context window."""
     max_output_tokens: int = 4_096
+    """The limit of one reply."""
     calls: CallStyle = CallStyle.NATIVE
+    """How the model writes tool calls."""
     images: bool = False
+    """Whether the model reads images."""

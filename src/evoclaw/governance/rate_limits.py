@@ -34,16 +34,18 @@ class RateLimit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How often a tool may be called; 0 means no limit."""
 
     per_minute: Count = 0
+    """Calls within a minute."""
     burst: Count = 0
-    """Within one second."""
+    """Calls within one second."""
 
 
 class RateSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How often one user's agent may call tools; 0 means no limit."""
 
     per_minute: Count = 120
+    """Calls of one user's agent within a minute."""
     burst: Count = 20
-    """Within one second."""
+    """Calls within one second."""
     tools: dict[str, RateLimit] = {}
     """Additional limits for single tools, by name; a call through `edge_call` or `nodes` counts for
     the tool of the edge too."""

@@ -42,9 +42,9 @@ class RetryPolicy(Struct, frozen=True):
     """When and how often to retry: exponential backoff with full jitter."""
 
     attempts: int = 4
-    """In total, including the first."""
+    """Attempts in total, including the first."""
     base: float = 0.5
-    """Seconds; doubled with each attempt."""
+    """Seconds of the first wait; doubled with each attempt."""
     cap: float = 30.0
     """Seconds of the longest wait; if the server asks for more, there is no retry."""
     budget: float = 90.0

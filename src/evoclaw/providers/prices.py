@@ -35,7 +35,9 @@ class TokenRate(Struct, frozen=True, omit_defaults=True):
     """US dollars per million tokens."""
 
     input: float
+    """For input tokens."""
     output: float
+    """For output tokens."""
     cache_read: float | None = None
     """For input read from a cache; default: the input rate."""
     cache_write: float | None = None

@@ -53,9 +53,11 @@ class Endpoint(Struct, frozen=True, omit_defaults=True):
     """A server of models: its URL, its keys and its API."""
 
     base_url: str
+    """The URL of the API."""
     keys: tuple[str, ...] = ()
     """Environment variables for the API key, the first that is set wins; (): no key is needed."""
     dialect: Dialect = Dialect.OPENAI
+    """The API that the server implements."""
     url_variable: str = ""
     """Environment variable that overrides the URL; default: `<PREFIX>_BASE_URL`."""
 

@@ -82,13 +82,21 @@ class BudgetSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The budget of a run; every run has one, by default with these values."""
 
     turns: Count = 100
+    """Replies of the model."""
     minutes: Amount = 60.0
+    """Minutes that the run takes."""
     calls: Count = 200
+    """Calls of tools."""
     files: Count = 50
+    """Files that are changed."""
     lines: Count = 5_000
+    """Lines that are changed."""
     bytes: Count | None = None
+    """Bytes that are written."""
     tokens: Count | None = None
+    """Input and output tokens together."""
     dollars: Amount | None = None
+    """Cost of replies in US dollars."""
     warn_at: Share = 0.8
     """The used share of a limit at which a person is asked whether to continue."""
     ask_at: Share = 0.95
@@ -100,11 +108,15 @@ class BudgetSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tell_at: Share = 0.2
     """The model gets a notice when less than this share of a limit is left."""
     actions: dict[str, ActionLimit] = {}
+    """Limits of physical actions, by a name of your choice."""
     allowed: AllowedLocations = AllowedLocations()
+    """The paths and hosts that runs may use."""
     tenant: AccountLimits = AccountLimits()
     """For all runs of a tenant together; without `per` the limits never reset."""
     user: AccountLimits = AccountLimits()
+    """For all runs of a user together."""
     agent: AccountLimits = AccountLimits()
+    """For all runs of an agent together."""
 
     def run_limits(self) -> dict[str, Limit]:
         """The limits of a run and its sub-runs together."""

@@ -56,6 +56,7 @@ class FlowSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """The `[flow]` table. Names of tools may hold `*`, as in `mail__*`."""
 
     preset: Preset = Preset.GROUNDED
+    """How strictly untrusted text is kept from causing actions."""
     trusted: tuple[str, ...] = ()
     """Tools whose results the operator vouches for, whatever their flags."""
     outside: tuple[str, ...] = ()
@@ -74,6 +75,7 @@ class FlowSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     words: dict[str, tuple[str, ...]] = {}
     """Further words by which users ask for a tool, by tool: `send_money = ["settle"]`."""
     edge: EdgeRule = EdgeRule.GRANTED
+    """What an edge does with a call that untrusted text may have caused."""
 
 
 DEFAULT = FlowSettings()

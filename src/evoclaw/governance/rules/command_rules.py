@@ -29,7 +29,7 @@ class PolicySettings(Struct, frozen=True, forbid_unknown_fields=True):
     rules: str = ""
     """A rules file, absolute or relative to the data folder [the shipped rules]."""
     off: dict[str, str] = {}
-    """Tools that are switched off, by name or with `*`, each with the reason."""
+    """Tools that are disabled, by name or with `*`, each with the reason."""
 
 
 PREAPPROVED_CODES = frozenset({"unreadable", "code", "environment", "maybe"})

@@ -15,7 +15,7 @@ class AuditSettings(Struct, frozen=True, kw_only=True):
     enabled: bool = True
     """Whether the audit is written."""
     days: Annotated[int, Meta(ge=1, le=3650)] = 7
-    """For which warm files are kept at least; longer until the cold tier has them."""
+    """Days that warm files are kept at least; longer until the cold tier has them."""
     cold: str = "sqlite"
     """`sqlite` (beside the warm files), `sqlite:FILE`, `libsql://…`, `http(s)://…` (a libSQL
     server), `postgresql://…`, or `none`: then warm files are never deleted."""
@@ -24,7 +24,7 @@ class AuditSettings(Struct, frozen=True, kw_only=True):
     checkpoint_every: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
     """Records between two signed checkpoints."""
     ship_seconds: Annotated[float, Meta(ge=0.1, le=86_400)] = 60.0
-    """Between two deliveries to the cold tier."""
+    """Seconds between two deliveries to the cold tier."""
     spool_bytes: Annotated[int, Meta(ge=65_536)] = 1 << 30
     """Limit of warm files that the cold tier does not have yet."""
     when_full: Literal["refuse", "drop"] = "refuse"

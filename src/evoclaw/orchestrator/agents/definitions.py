@@ -59,7 +59,7 @@ class AgentLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     """The sampling temperature of the model."""
     max_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    """Of one reply."""
+    """Tokens of one reply."""
 
 
 class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

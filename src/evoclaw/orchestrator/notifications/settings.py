@@ -35,9 +35,9 @@ class NtfySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     topic: str = ""
     """The topic; on a public server everyone who guesses it can read it."""
     token_env: str = ""
-    """The environment variable with the access token …"""
+    """The environment variable with the access token; or set `token_file`."""
     token_file: Path | None = None
-    """… or the file with it, for a topic that only you may read."""
+    """The file with the access token, for a topic that only you may read."""
 
 
 class NotifyWebhookSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,9 +46,9 @@ class NotifyWebhookSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fi
     url: str = ""
     """Where notifications are posted as JSON."""
     secret_env: str = ""
-    """The environment variable with the secret that signs requests …"""
+    """The environment variable with the secret that signs requests; or set `secret_file`."""
     secret_file: Path | None = None
-    """… or the file with it: exactly one of the two."""
+    """The file with the secret; or set `secret_env`."""
 
 
 class TelegramSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,9 +57,9 @@ class TelegramSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     chat_id: str = ""
     """The chat: a number, or `@` and the name of a channel; groups have negative numbers."""
     token_env: str = ""
-    """The environment variable with the token of the bot …"""
+    """The environment variable with the token of the bot; or set `token_file`."""
     token_file: Path | None = None
-    """… or the file with it: exactly one of the two."""
+    """The file with the token of the bot; or set `token_env`."""
     url: str = "https://api.telegram.org"
     """The server of the Bot API."""
 
@@ -68,18 +68,18 @@ class SlackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """An incoming webhook of Slack; its URL is a secret."""
 
     url_env: str = ""
-    """The environment variable with the URL of the webhook …"""
+    """The environment variable with the URL of the webhook; or set `url_file`."""
     url_file: Path | None = None
-    """… or the file with it: exactly one of the two."""
+    """The file with the URL of the webhook; or set `url_env`."""
 
 
 class DiscordSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A webhook of a Discord channel; its URL is a secret."""
 
     url_env: str = ""
-    """The environment variable with the URL of the webhook …"""
+    """The environment variable with the URL of the webhook; or set `url_file`."""
     url_file: Path | None = None
-    """… or the file with it: exactly one of the two."""
+    """The file with the URL of the webhook; or set `url_env`."""
 
 
 class EmailSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -96,9 +96,9 @@ class EmailSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     user: str = ""
     """The user name at the mail server; empty: no login."""
     password_env: str = ""
-    """The environment variable with the password …"""
+    """The environment variable with the password; or set `password_file`."""
     password_file: Path | None = None
-    """… or the file with it."""
+    """The file with the password; or set `password_env`."""
     sender: str = ""
     """The address that mails come from."""
     to: tuple[str, ...] = ()
@@ -113,9 +113,9 @@ class NotifyMqttSettings(Struct, frozen=True, kw_only=True, forbid_unknown_field
     topic: str = "evoclaw/notifications"
     """Notifications are published here as JSON, with QoS 1, not retained."""
     password_env: str = ""
-    """The environment variable with the password …"""
+    """The environment variable with the password; or set `password_file`."""
     password_file: Path | None = None
-    """… or the file with it."""
+    """The file with the password; or set `password_env`."""
     ca_file: Path | None = None
     """The CA of the broker's certificate; default: the CAs that the system trusts."""
 
@@ -133,18 +133,20 @@ class NotifySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """One of `[[notify]]`."""
 
     name: str
+    """A name of your choice."""
     kind: NotifierKind
+    """How messages are sent; the table of this name has its settings."""
     tenant: str = "local"
     """Whose approvals, questions and runs it reports."""
     users: tuple[str, ...] = ()
-    """Only those of these users; empty: of every user of the tenant."""
+    """Report only what concerns these users; empty: every user of the tenant."""
     on: tuple[NotificationReason, ...] = ("approval", "question", "failed", "long_run")
     """What it reports: a call waits for an approval, a question waits for an answer, a run failed,
     a run ended after at least `long_run_s`."""
     long_run_s: Annotated[float, Meta(ge=1, le=30 * 86_400)] = 300.0
     """Seconds after which a run counts as long."""
     max_per_hour: Annotated[int, Meta(ge=1, le=1_000)] = 20
-    """Messages in an hour; one summary replaces those that are more."""
+    """Messages in an hour; one summary replaces further ones."""
     answers: bool | None = None
     """Whether messages have links that approve or deny. By default yes if the message reaches one
     person: a private Telegram chat, an ntfy topic with a token, one mail address, Web Push."""

@@ -35,6 +35,7 @@ class JwtSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     audience: str
     """Must be in the token's `aud`."""
     algorithms: Annotated[tuple[Algorithm, ...], Meta(min_length=1)] = ("EdDSA", "ES256", "RS256")
+    """The accepted signature algorithms."""
     jwks_file: Path | None = None
     """The issuer's public keys, each with a `kid`."""
     secret_file: Path | None = None
@@ -42,9 +43,11 @@ class JwtSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     leeway_s: Annotated[float, Meta(ge=0, le=300)] = 30.0
     """Seconds by which the issuer's clock may differ."""
     tenant_claim: str = "tenant"
+    """The claim that names the tenant."""
     tenant: str = ""
     """The tenant of all these tokens; if empty, the claim must name it."""
     user_claim: str = "sub"
+    """The claim that names the user."""
     scopes_claim: str = "scope"
     """A list, or one text separated by spaces."""
     scopes: dict[str, tuple[str, ...]] = {}

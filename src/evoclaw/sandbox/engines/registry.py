@@ -74,11 +74,13 @@ class SandboxSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     warm: bool = True
     """Keep a worker pool ready inside the sandbox, where the engine can."""
     memory: int = 2 << 30
-    """Bytes."""
+    """Maximum bytes of memory of a command."""
     processes: int = 256
+    """Maximum number of processes of a command."""
     file_size: int = 1 << 30
     """Maximum bytes of a file."""
     open_files: int = 1024
+    """Maximum number of open files of a process."""
     files: int = 200_000
     """Files that a command may create, approximately."""
     disk: int = 8 << 30
