@@ -203,9 +203,9 @@ async def test_rolling_back_to_an_unknown_version_is_refused() -> None:
     with pytest.raises(ToolFailure, match="no version 1; available versions: only 0"):
         await genomes.roll_back(1)
     await genomes.update({"max_turns": 3})
-    with pytest.raises(ToolFailure, match="there are 0 and 1 to 1"):
+    with pytest.raises(ToolFailure, match="available versions: 0 and 1 to 1"):
         await genomes.roll_back(-1)
-    with pytest.raises(ToolFailure, match="there are 0 and 1 to 1"):
+    with pytest.raises(ToolFailure, match="available versions: 0 and 1 to 1"):
         await genomes.roll_back(2)
 
 

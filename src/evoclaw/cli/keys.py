@@ -54,7 +54,7 @@ async def _run_renewal(*, yes: bool, as_json: bool) -> int:
             print_out({"lost": msgspec.to_builtins(lost)})
         print_err(
             "evoclaw: this deletes these rows permanently from the store; a copy of a SQLite store "
-            "is kept, back up a PostgreSQL database yourself. Repeat with --yes to confirm"
+            "is kept; back up a PostgreSQL database yourself. Repeat with --yes to confirm"
         )
         return exits.MISUSED
     key_id, copy = await renew_key(os.environ)
