@@ -23,3 +23,5 @@ class Profile(Struct, frozen=True):
     max_output_tokens: int = 4_096
     calls: CallStyle = CallStyle.NATIVE
     images: bool = False
+    recovers_calls: bool = True
+    """Whether a call that the model writes as JSON into its text is a call."""

@@ -141,7 +141,7 @@ def provider_for(
     if is_embedded(name):
         from evoclaw.providers.embedded import EmbeddedProvider
 
-        return EmbeddedProvider(http=http)
+        return _with_recovered_calls(EmbeddedProvider(http=http))
     known = {**ENDPOINTS, **(endpoints or {})}
     own = factories or {}
     prefix, model = _split(name, {*known, *own})
@@ -164,8 +164,16 @@ def provider_for(
     if profile.calls is CallStyle.TEXT:
         from evoclaw.providers.text_calls import TextCallProvider
 
-        return TextCallProvider(provider)
-    return provider
+        provider = TextCallProvider(provider)
+    return _with_recovered_calls(provider)
+
+
+def _with_recovered_calls(provider: Provider) -> Provider:
+    if not provider.profile.recovers_calls or provider.profile.calls is CallStyle.NONE:
+        return provider
+    from evoclaw.providers.recovered_calls import RecoveredCallsProvider
+
+    return RecoveredCallsProvider(provider)
 
 
 @asynccontextmanager
