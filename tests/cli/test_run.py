@@ -66,6 +66,16 @@ async def test_a_call_that_the_model_writes_as_text_is_executed_and_not_shown(
     assert '"arguments' not in ran.err
 
 
+async def test_calls_in_text_can_be_switched_off(tmp_path: Path) -> None:
+    written = '{"name": "read", "arguments": {"path": "note.txt"}}'
+    async with shell(tmp_path, reply(written)) as here:
+        settings = here.home / ".evoclaw" / "evoclaw.toml"
+        settings.parent.mkdir(exist_ok=True)
+        settings.write_text("[orchestrator]\ncalls_in_text = false\n")
+        ran = await here.type("run", "--tools", "read", "What does note.txt say?")
+    assert (ran.code, ran.out) == (0, f"{written}\n")
+
+
 async def test_without_a_terminal_writes_and_commands_are_denied(tmp_path: Path) -> None:
     answers = (reply("", ("bash", {"command": "touch made"})), reply("I may not."))
     async with shell(tmp_path, *answers) as here:
