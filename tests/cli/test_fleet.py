@@ -21,6 +21,8 @@ from tests.support.command_line import Shell, reply, shell
 
 PATIENCE = 60.0
 """Seconds after which a slow machine is a broken one."""
+SILENCE = 150.0
+"""Seconds after which an edge that said nothing is offline in any case, and some more."""
 
 
 class Up:
@@ -32,11 +34,14 @@ class Up:
 
     async def says(self, text: str, seconds: float = PATIENCE) -> None:
         assert self.process.stderr is not None
-        async with asyncio.timeout(seconds):
-            while text not in self.said:
-                line = await self.process.stderr.readline()
-                assert line, f"it ended, having said: {self.said}"
-                self.said += line.decode()
+        try:
+            async with asyncio.timeout(seconds):
+                while text not in self.said:
+                    line = await self.process.stderr.readline()
+                    assert line, f"it ended, having said: {self.said}"
+                    self.said += line.decode()
+        except TimeoutError:
+            pytest.fail(f"it did not say {text!r} within {seconds:g} s, but: {self.said}")
 
 
 @asynccontextmanager
@@ -48,7 +53,8 @@ async def running(here: Shell, *arguments: str) -> AsyncGenerator[Up]:
         if process.returncode is None:
             process.send_signal(signal.SIGINT)
         async with asyncio.timeout(PATIENCE):
-            await process.communicate()
+            _, rest = await process.communicate()
+        assert b"Traceback" not in rest, rest.decode()
 
 
 async def test_one_up_process_runs_a_broker_an_orchestrator_and_an_edge(
@@ -123,7 +129,7 @@ async def test_tools_that_a_device_adds_later_need_approval(tmp_path: Path) -> N
         async with running(device, "edge"):
             await up.says("edge pi: online")
             assert "bash" not in (await here.type("tools", "pi")).out
-        await up.says("edge pi: offline")
+        await up.says("edge pi: offline", SILENCE)
         settings = device.workspace / "agent.toml"
         settings.write_text(settings.read_text().replace('["file_read"]', '["*"]'))
         up.said = ""

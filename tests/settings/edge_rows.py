@@ -62,10 +62,15 @@ def row(lines: str, look: Callable[[Edge], Any], shown: str = "") -> Row:
     return Row(NAME + lines, edge(look), NAME, shown)
 
 
+def provider_of(made: Edge) -> Any:
+    """The provider of the edge's model."""
+    plans: Any = made.parts.planners["prompt"]
+    return inside(plans.__self__, "_ports", "provider")
+
+
 def attempts(made: Edge) -> int:
     """How often the model's server is asked for one reply."""
-    plans: Any = made.parts.planners["prompt"]
-    return inside(plans.__self__, "_ports", "provider", "_server", "retry", "attempts")
+    return inside(provider_of(made), "inner", "_server", "retry", "attempts")
 
 
 def names(made: Edge) -> list[str]:
@@ -362,6 +367,12 @@ EDGE_ROWS: Rows = {
         edge(attempts),
         f'{NAME}[model]\nname = "ollama/small"\n',
         shown="tests/seat/test_extensions.py",
+    ),
+    "model.calls_in_text": Row(
+        f'{NAME}[model]\nname = "ollama/small"\ncalls_in_text = false\n',
+        edge(lambda made: type(provider_of(made)).__name__),
+        f'{NAME}[model]\nname = "ollama/small"\n',
+        shown="tests/providers/test_recovered_calls.py",
     ),
     "model.name": row('[model]\nname = "ollama/small"\n', lambda made: made.advert.llm),
     "policy.rules": verdicts('[policy]\nrules = "FOLDER/rules.toml"\n', _LS),

@@ -442,6 +442,16 @@ SERVICE_ROWS: Rows = {
         runtime(lambda made: turns_of(made, again=False)),
     ),
     "orchestrator.max_retries": Elsewhere(EXTENSIONS),
+    "orchestrator.calls_in_text": Row(
+        '[orchestrator]\ncheaper_models = ["ollama/small"]\ncalls_in_text = false\n',
+        runtime(
+            lambda made: [
+                type(inside(one, "inner")).__name__ for one in made.conversations.of("t").cheaper
+            ]
+        ),
+        '[orchestrator]\ncheaper_models = ["ollama/small"]\n',
+        shown="tests/cli/test_run.py::calls_in_text",
+    ),
     "orchestrator.provider_packages": Elsewhere(EXTENSIONS),
     "orchestrator.tools.packages": Elsewhere(EXTENSIONS),
     "orchestrator.cheaper_models": Row(

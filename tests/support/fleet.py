@@ -207,11 +207,13 @@ class Device:
     async def _end(self) -> None:
         assert self._task is not None
         assert self._journal is not None
-        with suppress(asyncio.CancelledError):
-            async with asyncio.timeout(20):
-                await self._task
-        await self._journal.close()
-        self._task = self.edge = self._journal = None
+        try:
+            with suppress(asyncio.CancelledError):
+                async with asyncio.timeout(20):
+                    await self._task
+        finally:
+            await self._journal.close()
+            self._task = self.edge = self._journal = None
 
 
 @dataclass

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from inspect import isawaitable
 from typing import cast
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 """A busy machine is slow, not wrong."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -193,13 +194,22 @@ async def test_a_message_is_acknowledged_with_the_reply_to_it_or_alone(replies: 
     assert heard[0] == b"\x40\2\0\7"
 
 
-async def test_published_messages_are_sent_before_the_disconnect_packet() -> None:
+@pytest.mark.parametrize("acknowledges", [True, False])
+async def test_a_link_leaves_with_a_disconnect_once_its_messages_are_acknowledged(
+    acknowledges: bool,
+) -> None:
+    """Without it the broker publishes the will: an edge's last message is that it is offline."""
     heard: list[int] = []
 
     async def behave(peer: Peer) -> None:
         await peer.accept()
-        while not heard or heard[-1] != DISCONNECT:
-            heard.append((await peer.read())[0])
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while not heard or heard[-1] != DISCONNECT:
+                packet = await peer.read()
+                heard.append(packet[0])
+                if acknowledges and len(heard) == 3:
+                    for number in (1, 2, 3):
+                        peer.writer.write(bytes((0x40, 2, 0, number)))
         peer.writer.close()
 
     party = Recorder("a")
@@ -208,4 +218,4 @@ async def test_published_messages_are_sent_before_the_disconnect_packet() -> Non
         async with connected_link(link, party):
             for payload in (b"1", b"2", b"3"):
                 await link.publish("a", payload)
-    assert heard == [0x32, 0x32, 0x32, DISCONNECT]
+    assert heard == [0x32, 0x32, 0x32, *([DISCONNECT] if acknowledges else [])]

@@ -148,6 +148,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     """`provider/model`; without one the edge runs tools but answers no prompts."""
     max_retries: MaxRetries = DEFAULT_MAX_RETRIES
     """How often a failed request to the model's server is repeated."""
+    calls_in_text: bool = True
+    """Whether JSON in the model's text that names an offered tool is a call."""
 
 
 class EdgeConfig(Struct, frozen=True, kw_only=True):

@@ -180,6 +180,8 @@ class OrchestratorConfig(Struct, frozen=True, kw_only=True):
     """The failed turns in a row that end a run."""
     max_retries: MaxRetries = DEFAULT_MAX_RETRIES
     """How often a failed request to a model's server is repeated."""
+    calls_in_text: bool = True
+    """Whether JSON in a model's text that names an offered tool is a call."""
     provider_packages: tuple[NonEmptyText, ...] = ()
     """Installed Python packages whose providers are used, by their entry points
     `evoclaw.providers`."""

@@ -177,6 +177,8 @@ class Reply(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="role",
     """In US dollars; null if the model has no known price."""
     reasoning: str = ""
     """The model's reasoning. For people; never sent back."""
+    recovered: bool = False
+    """Its calls were JSON in its text, although the model could have made native ones."""
 
     @property
     def has_calls(self) -> bool:

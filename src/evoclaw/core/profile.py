@@ -27,3 +27,5 @@ class Profile(Struct, frozen=True):
     """How the model writes tool calls."""
     images: bool = False
     """Whether the model reads images."""
+    recovers_calls: bool = True
+    """Whether a call that the model writes as JSON into its text is a call."""

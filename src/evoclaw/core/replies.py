@@ -6,6 +6,8 @@ import re
 from collections.abc import AsyncGenerator
 from enum import Enum
 
+import msgspec
+
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ProviderError, ProviderErrorKind, RunEnded, RunSuspended
 from evoclaw.core.events import ReplyEvent, StopReason
@@ -139,6 +141,4 @@ def without_calls(reply: Reply) -> Reply:
 
 
 def _with_calls(reply: Reply, calls: tuple[ToolCall, ...]) -> Reply:
-    return Reply(
-        reply.text, calls, reply.finish, reply.usage, reply.model, reply.cost, reply.reasoning
-    )
+    return msgspec.structs.replace(reply, calls=calls)

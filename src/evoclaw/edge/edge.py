@@ -90,25 +90,36 @@ class Edge:
             await self.memory.load()
             await self.reports.load()
             await self.calls.recover()
-            async with asyncio.TaskGroup() as group:
-                loops = (
-                    self.parts.link.run(self),
-                    self.reports.resend(),
-                    self.calls.report_progress(),
-                    self._heartbeats(),
-                    self._hellos(),
-                )
-                tasks = [group.create_task(loop) for loop in loops]
-                await self._stop.wait()
-                await self._leave()
-                for task in tasks:
-                    task.cancel()
+            async with asyncio.TaskGroup() as connection:
+                link = connection.create_task(self.parts.link.run(self))
+                try:
+                    await self._serve()
+                finally:
+                    await self._send_status("offline")
+                    link.cancel()
         finally:
             await self.calls.abandon()
             for task in tuple(self._tasks):
                 task.cancel()
             if self._tasks:
                 await asyncio.wait(self._tasks)
+
+    async def _serve(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            loops = (
+                self.reports.resend(),
+                self.calls.report_progress(),
+                self._heartbeats(),
+                self._hellos(),
+            )
+            tasks = [group.create_task(loop) for loop in loops]
+            await self._stop.wait()
+            await self.calls.close()
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=LEAVE_TIMEOUT_S)
+            await self.memory.save()
+            for task in tasks:
+                task.cancel()
 
     def stop(self) -> None:
         """Leave; `run` returns when everything has ended."""
@@ -259,13 +270,6 @@ class Edge:
     def _concurrency(self) -> int:
         limit, requested = self.parts.limits.concurrency, self.parts.genomes.current().concurrency
         return limit if requested is None else min(limit, requested)
-
-    async def _leave(self) -> None:
-        await self.calls.close()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=LEAVE_TIMEOUT_S)
-        await self.memory.save()
-        await self._send_status("offline")
 
     async def _settle(self, acks: list[str]) -> None:
         await self.reports.acknowledged(acks)

@@ -36,6 +36,8 @@ class ProviderOptions(Struct, frozen=True):
     """How often a failed request is repeated; None: as often as `RetryPolicy` says."""
     factories: Mapping[str, ProviderFactory] = {}
     """Providers of packages, by the prefix of their models."""
+    calls_in_text: bool = True
+    """Whether JSON in a model's text that names an offered tool is a call."""
 
 
 DEFAULT_OPTIONS = ProviderOptions()
@@ -124,6 +126,7 @@ def provider_for(
     rates: Mapping[str, TokenRate] | None = None,
     retry: RetryPolicy | None = None,
     factories: Mapping[str, ProviderFactory] | None = None,
+    calls_in_text: bool = True,
 ) -> Provider:
     """Create the provider that serves `prefix/model`; nothing is sent before its first request.
 
@@ -136,6 +139,7 @@ def provider_for(
         rates: Prices by model name, which override the table.
         retry: When and how often to retry.
         factories: Providers of packages, by prefix.
+        calls_in_text: Whether JSON in the model's text may be a call, if its profile allows it.
 
     Raises:
         ConfigError: The name is invalid or a key is missing; the message says what to do.
@@ -143,7 +147,8 @@ def provider_for(
     if is_embedded(name):
         from evoclaw.providers.embedded import EmbeddedProvider
 
-        return EmbeddedProvider(http=http)
+        provider = EmbeddedProvider(http=http)
+        return _with_recovered_calls(provider) if calls_in_text else provider
     known = {**ENDPOINTS, **(endpoints or {})}
     own = factories or {}
     prefix, model = _split(name, {*known, *own})
@@ -166,8 +171,16 @@ def provider_for(
     if profile.calls is CallStyle.TEXT:
         from evoclaw.providers.text_calls import TextCallProvider
 
-        return TextCallProvider(provider)
-    return provider
+        provider = TextCallProvider(provider)
+    return _with_recovered_calls(provider) if calls_in_text else provider
+
+
+def _with_recovered_calls(provider: Provider) -> Provider:
+    if not provider.profile.recovers_calls or provider.profile.calls is CallStyle.NONE:
+        return provider
+    from evoclaw.providers.recovered_calls import RecoveredCallsProvider
+
+    return RecoveredCallsProvider(provider)
 
 
 @asynccontextmanager
@@ -198,7 +211,14 @@ def configured_provider(
 
     retries = options.max_retries
     retry = None if retries is None else RetryPolicy(attempts=retries + 1)
-    return provider_for(name, http=http, env=env, retry=retry, factories=options.factories)
+    return provider_for(
+        name,
+        http=http,
+        env=env,
+        retry=retry,
+        factories=options.factories,
+        calls_in_text=options.calls_in_text,
+    )
 
 
 def _provider_class(dialect: Dialect) -> Callable[..., Provider]:

@@ -216,7 +216,7 @@ class _ReplyReader:
 
 
 def _with_calls(reply: Reply, reader: _ReplyReader, request: Request) -> Reply:
-    number = _last_number(request.history)
+    number = last_call_number(request.history)
     calls = tuple(
         ToolCall(f"text_{number + index}", found.name, found.arguments)
         for index, found in enumerate(reader.calls if request.offer_tools else (), start=1)
@@ -231,8 +231,8 @@ def _with_calls(reply: Reply, reader: _ReplyReader, request: Request) -> Reply:
     )
 
 
-def _last_number(history: History) -> int:
-    """The number of the last call, so that a replayed history gets the same ids."""
+def last_call_number(history: History) -> int:
+    """The number of the last call in text, so that a replayed history gets the same ids."""
     for index in range(len(history) - 1, -1, -1):
         message = history[index]
         if isinstance(message, Reply) and message.calls:

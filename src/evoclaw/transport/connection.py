@@ -187,9 +187,12 @@ class MqttConnection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     async def close(self, *, politely: bool) -> None:
-        """Close the connection, with a DISCONNECT (the will is not published) or without."""
+        """Close the connection, with a DISCONNECT (the will is not published) or without.
+
+        Without one if messages are not acknowledged in time: an edge's last is that it leaves.
+        """
         try:
-            if politely and self._transport is not None and not self.lost.done():
+            if politely and self._transport is not None and await self._acknowledged():
                 self.write(packets.LEAVE)
                 self._uncork()
                 self._end("left")
@@ -200,6 +203,13 @@ class MqttConnection(asyncio.BufferedProtocol):
             self.lose("left")
         if self._transport is not None:
             await self._hung_up()
+
+    async def _acknowledged(self) -> bool:
+        """Whether the broker has acknowledged all messages, after a short wait."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_TIMEOUT_S):
+                await self.in_flight.drained()
+        return self.in_flight.is_empty and not self.lost.done()
 
     async def _hung_up(self) -> None:
         with suppress(TimeoutError):

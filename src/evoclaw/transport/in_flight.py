@@ -32,6 +32,7 @@ class InFlight:
         self._last_id = 0
         self._ids: set[int] = set()
         self._queue: deque[_Outgoing] = deque()
+        self._drained: asyncio.Event | None = None
 
     async def publish(self, topic: bytes, payload: bytes, retain: bool) -> None:
         """Send, or wait for a slot behind earlier messages."""
@@ -47,8 +48,21 @@ class InFlight:
             if sent.cancelled() and waiting in self._queue:
                 self._queue.remove(waiting)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether all messages were sent and acknowledged."""
+        return not self._ids and not self._queue
+
+    async def drained(self) -> None:
+        """Wait until all messages are acknowledged, or the connection is lost."""
+        if not self.is_empty:
+            self._drained = asyncio.Event()
+            await self._drained.wait()
+
     def fail(self) -> None:
         """Fail all waiting messages: the connection is lost."""
+        if self._drained is not None:
+            self._drained.set()
         while self._queue:
             waiting = self._queue.popleft()
             if not waiting.sent.done():
@@ -62,6 +76,8 @@ class InFlight:
             if not waiting.sent.done():
                 self._send(waiting.topic, waiting.payload, waiting.retain)
                 waiting.sent.set_result(None)
+        if self._drained is not None and self.is_empty:
+            self._drained.set()
 
     def _send(self, topic: bytes, payload: bytes, retain: bool) -> None:
         packet_id = self._last_id % MAX_PACKET_ID + 1

@@ -335,8 +335,12 @@ async def _write_agent_toml(
     if login.ca_file is not None:
         values["broker"]["ca_file"] = login.ca_file
     if local.model:
-        retries = local.settings.orchestrator.max_retries
-        values["model"] = {"name": local.model, "max_retries": retries}
+        general = local.settings.orchestrator
+        values["model"] = {
+            "name": local.model,
+            "max_retries": general.max_retries,
+            "calls_in_text": general.calls_in_text,
+        }
     values |= _shared_tables(local.settings)
     path = folder / "agent.toml"
     write_agent_toml(path, values, replace=True)

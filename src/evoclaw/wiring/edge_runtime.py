@@ -112,8 +112,9 @@ async def _ports(
         return Ports(Scripted(), pipeline, pipeline.policy), False
     from evoclaw.providers.registry import ProviderOptions, open_provider
 
-    options = ProviderOptions(config.model.max_retries)
-    provider = await stack.enter_async_context(open_provider(config.model.name, env, options))
+    model = config.model
+    options = ProviderOptions(model.max_retries, calls_in_text=model.calls_in_text)
+    provider = await stack.enter_async_context(open_provider(model.name, env, options))
     return Ports(provider, pipeline, pipeline.policy), True
 
 

@@ -50,7 +50,8 @@ def provider_options(settings: EvoClawConfig) -> ProviderOptions:
     from evoclaw.wiring.packages import package_providers
 
     general = settings.orchestrator
-    return ProviderOptions(general.max_retries, package_providers(general.provider_packages))
+    packages = package_providers(general.provider_packages)
+    return ProviderOptions(general.max_retries, packages, general.calls_in_text)
 
 
 def settings_template(env: Mapping[str, str], only: Sequence[str] = ()) -> str:
