@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 
+import msgspec
 import pytest
 
 from evoclaw.edge.device import DeviceLimits
@@ -109,6 +110,10 @@ async def test_the_outcome_of_a_dead_orchestrators_call_is_taken_by_another(
                 await dead.orchestrator.requests.close(0)
                 task.cancel()
                 await asyncio.wait([task])
+            # It is looked up with the result, and must not take that with it.
+            unreadable = {"request_id": "unknown", "exit_code": "no number"}
+            report = {"agent_id": "pi", "report_type": "result", "payload": unreadable}
+            here.publish_as_edge(TopicKind.REPORTS, msgspec.json.encode(report))
             here.marks.gate.set()
             edge = here.pi.edge
             assert edge is not None

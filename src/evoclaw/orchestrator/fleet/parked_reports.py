@@ -19,7 +19,7 @@ from evoclaw.core.commands import CommandRow
 from evoclaw.core.errors import EvoClawError
 from evoclaw.store.calls.commands import CommandStore
 from evoclaw.transport.outcomes import read_outcome
-from evoclaw.transport.wire import Outcome, Report, WireError
+from evoclaw.transport.wire import Outcome, Report
 
 PARKING_S = 2.0
 """Seconds at most before a parked report is looked up."""
@@ -54,8 +54,9 @@ class ParkedReports:
     def park(self, report: Report, size: int) -> bool:
         """Keep a report for a moment; False if it must be looked at now: it came before."""
         key = report.agent_id, report.request_id
-        if self._stored.pop(key, key) is None:
-            return False  # it is stored, and its acknowledgement was lost
+        if key in self._stored:
+            del self._stored[key]
+            return False  # its acknowledgement was lost
         if key in self._parked:
             return True
         if len(self._parked) >= MAX_PARKED_REPORTS or self._bytes + size > MAX_PARKED_BYTES:
@@ -72,7 +73,9 @@ class ParkedReports:
         """Drop all; edges repeat what was not acknowledged."""
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         self._parked.clear()
+        self._bytes = 0
 
     def _due(self) -> None:
         """Look up what is parked for long enough that its orchestrator has had time."""
@@ -112,6 +115,6 @@ def _has_outcome(row: CommandRow | None, report: Report) -> bool:
         return False
     try:
         stored = msgspec.json.decode(row.outcome, type=Outcome)
-        return replace(stored, checked={}) == replace(read_outcome(report), checked={})
-    except (msgspec.MsgspecError, WireError):
+    except msgspec.MsgspecError:
         return False
+    return replace(stored, checked={}) == replace(read_outcome(report), checked={})
