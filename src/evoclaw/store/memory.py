@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from evoclaw.core.labels import CLEAN, LOCAL_PRINCIPAL, Label
 from evoclaw.core.messages import JSON
+from evoclaw.store.databases.column_compression import compress_by, decompress_by
 from evoclaw.store.databases.database import (
     Connection,
     Database,
@@ -97,29 +98,43 @@ def _put_observations(connection: Connection, rows: Sequence[Sequence[Any]]) -> 
     connection.executemany(_PUT, rows)
 
 
-_PUT = (
-    "INSERT INTO memory_observations (tenant, id, owner, session_id, agent, event_type, at, "
-    "labelled, whose, content, rest) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
-    "ON CONFLICT (tenant, owner, id) DO NOTHING"
+_STORED_COLUMNS = (
+    "tenant, id, owner, session_id, agent, event_type, at, labelled, whose, content, rest"
 )
+_PUT = (
+    f"INSERT INTO memory_observations ({_STORED_COLUMNS}) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (tenant, owner, id) DO NOTHING"
+)
+_GIVEN_OBSERVATIONS = """
+SELECT o->>0, o->>1, o->>2, o->>3, o->>4, o->>5, (o->>6)::float8, (o->>7)::bigint, o->>8, o->>9,
+    decode(o->>10, 'base64')
+FROM jsonb_array_elements(a->0) AS o
+"""
 PUT_OBSERVATIONS = Procedure(
     name="put_observations",
     sqlite=_put_observations,
-    postgres="""
+    # ON CONFLICT writes one more record to the WAL for each row, so it is only for a conflict: if
+    # an observation is there twice, or another process stores it just now.
+    postgres=f"""
 BEGIN
-    INSERT INTO memory_observations (tenant, id, owner, session_id, agent, event_type, at,
-        labelled, whose, content, rest)
-    SELECT o->>0, o->>1, o->>2, o->>3, o->>4, o->>5, (o->>6)::float8, (o->>7)::bigint, o->>8,
-        o->>9, decode(o->>10, 'base64')
-    FROM jsonb_array_elements(a->0) AS o
-    ON CONFLICT (tenant, owner, id) DO NOTHING;
+    BEGIN
+        INSERT INTO memory_observations ({_STORED_COLUMNS})
+        {_GIVEN_OBSERVATIONS}
+        WHERE NOT EXISTS (SELECT 1 FROM memory_observations AS t
+            WHERE t.tenant = o->>0 AND t.owner = o->>2 AND t.id = o->>1);
+    EXCEPTION WHEN unique_violation THEN
+        INSERT INTO memory_observations ({_STORED_COLUMNS})
+        {_GIVEN_OBSERVATIONS}
+        ON CONFLICT (tenant, owner, id) DO NOTHING;
+    END;
     RETURN NULL;
 END
 """,
 )
 SCHEMA = Schema(
     "memory",
-    ((*_OBSERVATIONS, *_FTS5), ()),
+    # Last, `rest` compressed by the other columns: older versions cannot read it.
+    ((*_OBSERVATIONS, *_FTS5), (), ()),
     checksummed=(("memory_observations", ("rest",)),),
     postgres_migrations=((*_OBSERVATIONS, *_TSVECTOR), _WITHOUT_GIN),
     procedures=(PUT_OBSERVATIONS,),
@@ -332,19 +347,33 @@ class MemoryStore:
             observation.agent_name,
             observation.event_type,
         )
+        id_, _, session_id, *_ = stored = [*map(storable_text, texts)]
+        packed = compress_by(_rest_template(id_, session_id), rest)
         return (
-            self.tenant, *map(storable_text, texts), observation.timestamp, labelled,
-            self._owner_token, storable_text(observation.content), add_checksum(rest),
+            self.tenant, *stored, observation.timestamp, labelled,
+            self._owner_token, storable_text(observation.content), add_checksum(packed),
         )  # fmt: skip
 
     def _hit(self, row: Any) -> MemoryHit:
         seq, id_, session_id, agent, event_type, at, content, rest, *score = row
-        extras = _EXTRAS_DECODER.decode(verify_checksum(rest, self._database.name))
+        packed = verify_checksum(rest, self._database.name)
+        extras = _EXTRAS_DECODER.decode(decompress_by(_rest_template(id_, session_id), packed))
         observation = Observation(
             id_, session_id, agent, EventType(event_type), content, extras.metadata, extras.tags,
             at, extras.label,
         )  # fmt: skip
         return MemoryHit(seq, observation, *score)
+
+
+def _rest_template(id_: str, session_id: str) -> bytes:
+    """What most observations have in `rest`; never changed: see `compress_by`."""
+    run_id = id_.partition(".")[0]
+    return (
+        f'"tags":["error"],"label":{{"untrusted":true,"private":true,"sources":["webfetch",'
+        f'"memory"]}}}}{{"metadata":{{"session_id":"{session_id}","run_id":"{run_id}","tool":"bash",'
+        f'"call_id":"call_1"}},"run_id":"{run_id}","model":"gpt-claude-qwen","tokens":1}},'
+        f'"label":{{"sources":["memory"]}}}}'
+    ).encode(errors="replace")
 
 
 def query_words(text: str) -> tuple[str, ...]:

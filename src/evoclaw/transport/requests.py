@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from itertools import count
@@ -55,6 +55,8 @@ START_CHECK_DELAY_S = 0.05
 """How long after the deadline for its start a command is checked."""
 CLOSE_TIMEOUT_S = 2.0
 """How long `close` waits for cancellations and acknowledgements."""
+MAX_REMEMBERED_REQUESTS = 20_000
+"""Commands that this process knows to have sent after it stopped waiting for them."""
 REPORT_CONCURRENCY = 5_000
 """Reports stored at once; further ones are not acknowledged, so the edge sends them again."""
 
@@ -120,6 +122,8 @@ class Requests:
         self._full, self._sign, self._retry_delays = full, sign, tuple(retry_delays)
         self._recognizes_repeats = recognizes_repeats
         self._pending: dict[str, PendingRequest] = {}
+        self._asked: OrderedDict[str, str] = OrderedDict()
+        """The agents of the last commands that nobody waits for any more, by id."""
         self._checks = TimerQueue[str](self._check_due)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -250,6 +254,12 @@ class Requests:
         if pending is None or pending.agent_id != agent_id or not pending.payload:
             return None
         return pending.command
+
+    def was_asked_here(self, agent_id: str, request_id: str) -> bool:
+        """Whether this process waits for a command of an agent, or did a while ago."""
+        pending = self._pending.get(request_id)
+        asked = self._asked.get(request_id) if pending is None else pending.agent_id
+        return asked == agent_id
 
     def only_pending(self, agent_id: str) -> str:
         """The id of the one command that an agent has not answered; empty if there are several."""
@@ -441,6 +451,9 @@ class Requests:
     def _forget(self, pending: PendingRequest) -> None:
         if self._pending.get(pending.command.request_id) is pending:
             del self._pending[pending.command.request_id]
+            self._asked[pending.command.request_id] = pending.agent_id
+            if len(self._asked) > MAX_REMEMBERED_REQUESTS:
+                self._asked.popitem(last=False)
 
     def _watch(self, pending: PendingRequest, patience: CommandTimeouts) -> None:
         """Schedule the checks of a pending request's deadlines."""

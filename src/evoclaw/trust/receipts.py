@@ -307,28 +307,34 @@ def read_receipt(signed: JSON, *, key: str | None = None) -> tuple[Receipt, Sign
 
     Raises `ReceiptRefused`.
     """
+    receipt, found = read_unverified_receipt(signed)
+    if key is not None and receipt.key != key:
+        text = "the receipt was signed with a key other than the pinned key of this device"
+        raise ReceiptRefused(ReceiptFlaw.OTHER_KEY, text)
+    if not _signature_valid(receipt.key, found.signature, SIGNATURE_CONTEXT + found.body.encode()):
+        text = "the receipt was not signed with the key that it names"
+        raise ReceiptRefused(ReceiptFlaw.BAD_SIGNATURE, text)
+    return receipt, found
+
+
+def read_unverified_receipt(signed: JSON) -> tuple[Receipt, SignedReceipt]:
+    """Decode a receipt whose signature proves nothing yet; raises `ReceiptRefused`."""
     if signed is None:
         raise ReceiptRefused(ReceiptFlaw.ABSENT, "there is no receipt")
     try:
         found = msgspec.convert(signed, SignedReceipt)
         body = found.body.encode() if len(found.body) <= MAX_RECEIPT_CHARS else b""
         receipt = msgspec.json.decode(body, type=Receipt)
-        signature = decode_base64url(found.signature)
+        decode_base64url(found.signature)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise ReceiptRefused(ReceiptFlaw.MALFORMED, "the receipt cannot be read") from None
     if receipt.v != 1 or encode_receipt(receipt) != body:
         raise ReceiptRefused(ReceiptFlaw.MALFORMED, "the receipt is not in canonical form")
-    if key is not None and receipt.key != key:
-        text = "the receipt was signed with a key other than the pinned key of this device"
-        raise ReceiptRefused(ReceiptFlaw.OTHER_KEY, text)
-    if not _signature_valid(receipt.key, signature, SIGNATURE_CONTEXT + body):
-        text = "the receipt was not signed with the key that it names"
-        raise ReceiptRefused(ReceiptFlaw.BAD_SIGNATURE, text)
     return receipt, found
 
 
-def _signature_valid(key: str, signature: bytes, message: bytes) -> bool:
+def _signature_valid(key: str, signature: str, message: bytes) -> bool:
     try:
-        return ed25519.verify(decode_base64url(key), signature, message)
+        return ed25519.verify(decode_base64url(key), decode_base64url(signature), message)
     except ValueError:  # not a key
         return False

@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from secrets import token_hex
 
-from evoclaw.core.commands import FINAL_STATES
+from evoclaw.core.commands import FINAL_STATES, CommandRow
 from evoclaw.core.eager import start_eagerly
 from evoclaw.core.errors import EvoClawError
 from evoclaw.orchestrator.fleet.fleet import Fleet
+from evoclaw.orchestrator.fleet.parked_reports import ParkedReports
 from evoclaw.orchestrator.fleet.tool_discovery import ToolDiscovery
 from evoclaw.orchestrator.receipts.verifier import ReceiptVerifier
 from evoclaw.orchestrator.sanitizing import one_line
@@ -72,6 +73,9 @@ class ReportReceiver:
         self.counts: Counter[str] = Counter()
         """Messages that were dropped, by reason."""
         self._tool_discovery = ToolDiscovery(fleet, requests, self.counts)
+        self._parked = ParkedReports(
+            commands, self.counts, spawn=self._spawn, take=self._take_parked
+        )
         self.on_join: Callable[[Report], Coroutine[object, object, None]] | None = None
         """Handles edges that want to join; None if this orchestrator does not pair edges."""
         self.on_call: Callable[[Report], None] | None = None
@@ -90,6 +94,7 @@ class ReportReceiver:
                 group.create_task(self._link.run(self))
                 group.create_task(self._check_silence())
         finally:
+            self._parked.close()
             for task in self._tasks:
                 task.cancel()
             if self._tasks:
@@ -150,7 +155,7 @@ class ReportReceiver:
         elif message.retained:
             self.counts["retained report"] += 1
         elif kind is TopicKind.REPORTS:
-            self._on_report(read_report(agent_id, message.payload))
+            self._on_report(read_report(agent_id, message.payload), len(message.payload))
 
     def _on_refused(self, agent_id: str, kind: TopicKind, message: Incoming) -> None:
         """Drop a message of an edge that was revoked, unless it asks to join again."""
@@ -169,7 +174,7 @@ class ReportReceiver:
             # A basic edge says no hello: commands that wait for it are sent now.
             self._requests.edge_queues.on_heartbeat(status.agent_id, None)
 
-    def _on_report(self, report: Report) -> None:
+    def _on_report(self, report: Report, size: int = 0) -> None:
         match report.report_type:
             case ReportType.HELLO:
                 self._spawn(self._on_hello(report.agent_id, convert(report.payload, Hello)))
@@ -182,11 +187,11 @@ class ReportReceiver:
                 if self.on_call is not None:
                     self.on_call(report)
             case ReportType.RESULT | ReportType.ERROR:
-                self._on_outcome(report)
+                self._on_outcome(report, size)
             case _:
                 self._requests.deliver(report)
 
-    def _on_outcome(self, report: Report) -> None:
+    def _on_outcome(self, report: Report, size: int) -> None:
         """Deliver an outcome; the verdict on its receipt is never taken from the edge."""
         report.payload.pop("checked", None)
         if not report.request_id:
@@ -195,12 +200,23 @@ class ReportReceiver:
                 self.counts["without a request id"] += 1
                 return
             report.payload["request_id"] = asked
+        ours = self._requests.was_asked_here(report.agent_id, report.request_id)
+        if not ours and self._commands.is_shared and self._parked.park(report, size):
+            if self.receipts is not None:
+                self.receipts.noted.note(report)
+            return
         if self.receipts is None:
             self._requests.deliver(report)
             return
         unfinished = start_eagerly(self._inspect(self.receipts, report))
         if unfinished is not None:
             self._spawn(unfinished)
+
+    async def _take_parked(self, report: Report, row: CommandRow | None) -> None:
+        if self.receipts is None:
+            self._requests.deliver(report)
+        else:
+            await self._deliver_inspected(self.receipts, report, row)
 
     def _request_id_for(self, report: Report) -> str:
         """The command that an outcome without an id answers: the only one, of a basic edge."""
@@ -213,6 +229,15 @@ class ReportReceiver:
             asked = self._requests.asked(report.agent_id, report.request_id)
             if asked is None:
                 asked = await self._commands.get(report.request_id)
+        except EvoClawError:
+            self.counts["the store failed"] += 1  # not acknowledged, so the edge reports it again
+            return
+        await self._deliver_inspected(receipts, report, asked)
+
+    async def _deliver_inspected(
+        self, receipts: ReceiptVerifier, report: Report, asked: Command | CommandRow | None
+    ) -> None:
+        try:
             report = await receipts.inspect(report, asked)
         except EvoClawError:
             self.counts["the store failed"] += 1  # not acknowledged, so the edge reports it again

@@ -21,6 +21,7 @@ from evoclaw.core.errors import EvoClawError
 from evoclaw.core.labels import CLEAN, LOCAL_PRINCIPAL, Label
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.wording import receipt_refused
+from evoclaw.orchestrator.receipts.noted_receipts import NotedReceipts
 from evoclaw.store.calls.receipts import Pin, ReceiptStore, StoredReceipt
 from evoclaw.transport.wire import (
     Command,
@@ -104,6 +105,8 @@ class ReceiptVerifier:
         """Breaches by kind."""
         self._pins: dict[str, Pin] | None = None
         self._chains: dict[str, dict[str, _Chain]] = {}
+        self.noted = NotedReceipts()
+        """Receipts of results that other orchestrators take."""
         self._writing: set[asyncio.Task[None]] = set()
 
     async def pin(self, agent_id: str, key: str) -> None:
@@ -197,7 +200,13 @@ class ReceiptVerifier:
             return
         chain, counter = await self._chain(receipt), receipt.counter
         known = dict(chain.seen)
-        if any(1 <= n <= chain.top and n not in known for n in (counter - 1, counter)):
+        known |= self.noted.contradicting(receipt, signed.hash, known)
+        proven = self.noted.proven_by(receipt)
+        for before, hash in proven:
+            known.setdefault(before.counter, (hash, before.prev))
+        # Between the last one known here and this one, others may have been stored elsewhere.
+        last = chain.top if counter - len(proven) <= chain.top + 1 else counter
+        if any(1 <= n <= last and n not in known for n in (counter - 1, counter)):
             for stored in await self.store.at(receipt.agent_id, receipt.chain, counter):
                 known[stored.counter] = stored.hash, stored.prev
         if counter in known and known[counter][0] != signed.hash:
@@ -231,21 +240,24 @@ class ReceiptVerifier:
     def _extend_chain(self, receipt: Receipt, signed: SignedReceipt) -> None:
         if receipt.counter:
             chain = self._chains[receipt.agent_id][receipt.chain]
-            if receipt.counter > chain.top + 1:
-                self._spawn(self._report_gap(receipt, chain.top + 1))
+            top, first = chain.top, receipt.counter
+            for before, hash in reversed(self.noted.proven_by(receipt)):
+                chain.note(before, hash)
+                first = min(first, before.counter)
+                self.noted.forget(receipt.agent_id, hash)
+            if first > top + 1:
+                self._spawn(self._report_gap(receipt, top + 1, first - 1))
             chain.note(receipt, signed.hash)
 
-    async def _report_gap(self, receipt: Receipt, first: int) -> None:
+    async def _report_gap(self, receipt: Receipt, first: int, last: int) -> None:
         """Report what is missing before a receipt, unless it arrives, here or elsewhere."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._gap_timeout_s):
                 await self._closing.wait()
         try:
-            missing = await self.store.missing(
-                receipt.agent_id, receipt.chain, first, receipt.counter - 1
-            )
+            missing = await self.store.missing(receipt.agent_id, receipt.chain, first, last)
         except EvoClawError:
-            missing = first, receipt.counter - 1  # unknown whether they arrived
+            missing = first, last  # unknown whether they arrived
         if missing is not None:
             text = f"receipts {missing[0]} to {missing[1]} have not arrived; they may be lost"
             self._breach(receipt.agent_id, "gap", text, receipt.request_id)

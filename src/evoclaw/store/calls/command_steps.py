@@ -65,6 +65,7 @@ def _put(
 
 PUT = Procedure(
     name="put_command",
+    changes_once=True,
     sqlite=_put,
     postgres="""
 DECLARE
@@ -105,6 +106,7 @@ def _mark(connection: Connection, request_id: str, state: str, before: Sequence[
 
 MARK = Procedure(
     name="mark_command",
+    changes_once=True,
     sqlite=_mark,
     postgres="""
 BEGIN
@@ -132,6 +134,7 @@ def _settle(
 
 SETTLE = Procedure(
     name="settle_command",
+    changes_once=True,
     sqlite=_settle,
     postgres=f"""
 DECLARE

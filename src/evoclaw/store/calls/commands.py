@@ -250,6 +250,18 @@ class CommandStore:
         """A stored command."""
         return await self.database.read(lambda connection: self._find(connection, request_id))
 
+    async def get_all(self, request_ids: Iterable[str]) -> dict[str, CommandRow]:
+        """Those of some ids that are known, and their commands."""
+        ids = sorted(request_ids)
+        places = ", ".join("?" * len(ids))
+        rows = await self._rows(f"WHERE request_id IN ({places})", *ids)
+        return {row.request_id: row for row in rows}
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes may send and settle commands, too."""
+        return self.database.dialect != "sqlite"
+
     async def late_outcomes(self, request_id: str) -> list[LateOutcome]:
         """Outcomes that arrived after the command was closed, in order."""
         statement = "SELECT at, outcome FROM notes WHERE request_id = ? ORDER BY seq"

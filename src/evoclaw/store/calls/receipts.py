@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct
 
+from evoclaw.store.databases.column_compression import compress_by, decompress_by
 from evoclaw.store.databases.database import (
     NO_LIMIT,
     Conflict,
@@ -153,6 +154,8 @@ SCHEMA = Schema(
             # The same table as in a journal: it has the position of the chain of this machine.
             "CREATE TABLE meta (key TEXT PRIMARY KEY NOT NULL, value BLOB NOT NULL) STRICT",
         ),
+        # Bodies that are compressed by the other columns: older versions cannot read them.
+        (),
     ),
     checksummed=(("receipts", ("body", "signature")), ("meta", ("value",))),
     procedures=(ADD_RECEIPT,),
@@ -392,7 +395,10 @@ def _row(columns: tuple[Any, ...], name: str) -> StoredReceipt:
     agent, chain, counter, hash, prev, request, run, tenant, at, body, signature, flaw = columns
     return StoredReceipt(
         *(agent, chain, counter, hash, prev, request, run, tenant, at),
-        verify_checksum(body, name).decode(),
+        decompress_by(
+            _body_template(agent, chain, counter, prev, request, run, tenant),
+            verify_checksum(body, name),
+        ).decode(),
         verify_checksum(signature, name).decode(),
         flaw,
     )
@@ -410,4 +416,25 @@ def _search_keys(id: str) -> tuple[str, str]:
 
 def _values(receipt: StoredReceipt) -> tuple[object, ...]:
     *rest, body, signature, flaw = msgspec.structs.astuple(receipt)
-    return (*rest, add_checksum(body.encode()), add_checksum(signature.encode()), flaw)
+    agent, chain, counter, _, prev, request, run, tenant, _ = rest
+    template = _body_template(agent, chain, counter, prev, request, run, tenant)
+    packed = compress_by(template, body.encode())
+    return (*rest, add_checksum(packed), add_checksum(signature.encode()), flaw)
+
+
+def _body_template(
+    agent_id: str, chain: str, counter: int, prev: str, request: str, run: str, tenant: str
+) -> bytes:
+    """The body of a receipt, as far as the other columns have it; never changed: see `compress_by`.
+
+    Texts that other receipts have come first, those of this one last.
+    """
+    return (
+        '"error_type":"not_found","exit_code":null,"isolation":"","started_at":null,'
+        '"status":"error","tool":"file_read"'
+        f'{{"agent_id":"{agent_id}","args_sha256":"","boot_id":"","chain":"{chain}",'
+        f'"counter":{counter},"ended_at":17,"epoch":1,"error_type":"","exit_code":0,'
+        f'"grant_sha256":"","isolation":"","key":"","prev":"{prev}","request_id":"{request}",'
+        f'"result_sha256":"","run_id":"{run}","started_at":17,"status":"success",'
+        f'"tenant":"{tenant}","tool":"bash","tool_hash":"","v":1}}'
+    ).encode(errors="replace")

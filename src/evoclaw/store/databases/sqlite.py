@@ -138,9 +138,22 @@ class SqliteDatabase:
 
     async def write(self, work: Work[T], *, wait: bool = True, notices: Sequence[Notice] = ()) -> T:
         """Run a function in a transaction; see `Database.write`."""
+        return await self._write(work, wait=wait, notices=notices)
+
+    async def _write(
+        self,
+        work: Work[T],
+        *,
+        wait: bool = True,
+        notices: Sequence[Notice] = (),
+        changes_once: bool = False,
+    ) -> T:
         try:
             scope, future = scope_of_next_write(), self._new_future()
-            self._submit(WriteRequest(work, future, writes=True, wait=wait, scope=scope))
+            request = WriteRequest(
+                work, future, writes=True, wait=wait, scope=scope, changes_once=changes_once
+            )
+            self._submit(request)
             result = await future
             if wait and scope is not None and scope.problem is not None:
                 raise scope.problem  # an earlier step of the same commit was refused
@@ -157,7 +170,8 @@ class SqliteDatabase:
 
     async def apply(self, step: Step, *, notices: Sequence[Notice] = ()) -> Any:
         """Run a step; see `Database.apply`."""
-        return await self.write(self._step_work(step), notices=notices)
+        once = step.procedure.changes_once
+        return await self._write(self._step_work(step), notices=notices, changes_once=once)
 
     def defer(
         self,
@@ -173,7 +187,14 @@ class SqliteDatabase:
         if step.is_shared and name in self._shared:
             return
         result = DeferredResult(scope or self._no_scope, on_result, on_failure)
-        request = WriteRequest(self._step_work(step), result, writes=True, wait=False, scope=scope)
+        request = WriteRequest(
+            self._step_work(step),
+            result,
+            writes=True,
+            wait=False,
+            scope=scope,
+            changes_once=step.procedure.changes_once,
+        )
         if step.is_shared:
             self._shared[name] = request
             self._loop.call_soon(self._send_shared)

@@ -60,6 +60,9 @@ class Procedure(Struct, frozen=True, eq=False, kw_only=True):
     may depend on another procedure's step of the same commit that comes before it."""
     functions: tuple[ServerFunction, ...] = ()
     """Functions that the body calls."""
+    changes_once: bool = False
+    """Whether at most one of its SQLite statements changes something, and nothing can fail after
+    that one: then SQLite itself undoes a step that fails, without a savepoint."""
     rank: int = 0
     """The steps of one commit run in the order of their ranks, on PostgreSQL. Those that change
     rows of many runs come last: all processes lock these rows in the same order, so that they do

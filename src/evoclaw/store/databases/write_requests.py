@@ -128,7 +128,17 @@ class WriteRequest:
     Reads are requests too, with `writes` false. Without a function it only waits for the commit.
     """
 
-    __slots__ = ("deferred", "future", "problem", "result", "scope", "wait", "work", "writes")
+    __slots__ = (
+        "changes_once",
+        "deferred",
+        "future",
+        "problem",
+        "result",
+        "scope",
+        "wait",
+        "work",
+        "writes",
+    )
 
     def __init__(
         self,
@@ -138,9 +148,10 @@ class WriteRequest:
         writes: bool,
         wait: bool = True,
         scope: WriteScope | None = None,
+        changes_once: bool = False,
     ) -> None:
         self.work, self.future, self.writes, self.wait = work, future, writes, wait
-        self.scope = scope
+        self.scope, self.changes_once = scope, changes_once
         self.result: Any = None
         self.problem: BaseException | None = None
         self.deferred = False
@@ -211,6 +222,10 @@ def _attempt_with_savepoints(
     check_transaction: Callable[[WriteRequest], None],
 ) -> None:
     """Roll back what fails. Failures are rare: one savepoint covers all up to the next failure."""
+    if all(request.changes_once for request in requests):
+        for request in requests:
+            _first_failed(connection, (request,), check_transaction)
+        return
     while requests:
         connection.execute("SAVEPOINT one")
         failed = _first_failed(connection, requests, check_transaction)

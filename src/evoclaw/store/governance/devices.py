@@ -83,7 +83,7 @@ class DeviceStore:
             found = {name: verify_checksum(state, self._database.name) for name, state, _ in rows}
             return max([number for *_, number in rows], default=revision), found
 
-        return await self._database.read(work)
+        return await self._database.read(work, allow_stale=True)  # changes are never deferred
 
     async def change(self, agent_id: str, work: Callable[[bytes | None], bytes | None]) -> None:
         """Replace the state of a device by the result of `work`, atomically; None leaves it."""

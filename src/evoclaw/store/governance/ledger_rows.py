@@ -58,8 +58,19 @@ FEWER_INDEXES = ("DROP INDEX ledger_holds_open",)
 # PostgreSQL writes a new version of a reservation that is settled: in the same page, it writes no
 # index.
 POSTGRES_ROW_VERSIONS = ("ALTER TABLE ledger_holds SET (fillfactor = 80)",)
-MIGRATIONS = (FIRST_TABLES, TABLES, FEWER_INDEXES)
-POSTGRES_MIGRATIONS = (None, None, (*FEWER_INDEXES, *POSTGRES_ROW_VERSIONS))
+# The same for an account: one that is closed changes no index. Closed ones are looked for once an
+# hour.
+POSTGRES_ACCOUNT_VERSIONS = (
+    "DROP INDEX ledger_accounts_closed",
+    "ALTER TABLE ledger_accounts SET (fillfactor = 60)",
+)
+MIGRATIONS = (FIRST_TABLES, TABLES, FEWER_INDEXES, ())
+POSTGRES_MIGRATIONS = (
+    None,
+    None,
+    (*FEWER_INDEXES, *POSTGRES_ROW_VERSIONS),
+    POSTGRES_ACCOUNT_VERSIONS,
+)
 
 StoredLimits = Sequence[tuple[str, int, float]]
 """Limits as they are stored: an array keeps their order."""

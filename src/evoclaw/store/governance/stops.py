@@ -45,7 +45,7 @@ class StopStore:
             rows = connection.execute("SELECT state FROM stops ORDER BY kind, name")
             return [verify_checksum(state, self._database.name) for (state,) in rows]
 
-        return await self._database.read(work)
+        return await self._database.read(work, allow_stale=True)  # stops are never deferred
 
     async def put(self, kind: str, name: str, state: bytes) -> None:
         """Store a stop; an earlier one for the same kind and name is replaced."""

@@ -9,7 +9,12 @@ from evoclaw.store.databases.database import Connection
 from evoclaw.store.databases.steps import Procedure
 from evoclaw.store.runs.claims import CLEAR_HOLDER, SAME_RUN
 from evoclaw.store.runs.session_steps import SESSION_FUNCTIONS
-from evoclaw.store.sessions.append_step import PUT_TOOL_LISTS, Packed, append_rows
+from evoclaw.store.sessions.append_step import (
+    PUT_GIVEN_MESSAGES,
+    PUT_TOOL_LISTS,
+    Packed,
+    append_rows,
+)
 from evoclaw.store.sessions.statements import UPDATE_PROGRESS, run_by_id
 
 FIND_EPOCH = "SELECT epoch FROM runs WHERE tenant = ? AND id = ?"
@@ -91,10 +96,11 @@ BEGIN
                 PERFORM step_put_tool_lists(jsonb_build_array(a));
             END IF;
         END IF;
-        INSERT INTO messages
-        SELECT v_tenant, v_session, (m->>0)::bigint, decode(m->>1, 'base64')
-        FROM jsonb_array_elements(a->6) AS m
-        ON CONFLICT (tenant, session_id, number) DO UPDATE SET message = excluded.message;
+        WITH given AS (
+            SELECT v_tenant AS tenant, v_session AS session_id, (m->>0)::bigint AS number,
+                decode(m->>1, 'base64') AS message
+            FROM jsonb_array_elements(a->6) AS m
+        ), {PUT_GIVEN_MESSAGES};
         WITH closed AS (
             UPDATE questions SET closed_at = v_now
             WHERE tenant = v_tenant AND id >= v_run || '.' AND id < v_run || '/'

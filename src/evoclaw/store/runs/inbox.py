@@ -132,7 +132,9 @@ class Inbox:
             "ON r.tenant = i.tenant AND r.id = i.run_id WHERE r.holder = ? "
             "GROUP BY i.tenant, i.run_id"
         )
-        rows = await self._database.read(lambda c: c.execute(find, (holder,)).fetchall())
+        rows = await self._database.read(
+            lambda c: c.execute(find, (holder,)).fetchall(), allow_stale=True
+        )
         return {(tenant, run_id): count for tenant, run_id, count in rows}
 
     async def ended_with_messages(self) -> Sequence[tuple[str, str]]:

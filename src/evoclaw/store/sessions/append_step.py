@@ -79,6 +79,18 @@ def append_rows(
         connection.executemany(statements.PUT_MESSAGE, rows)
 
 
+PUT_GIVEN_MESSAGES = """
+changed AS (
+    UPDATE messages AS t SET message = g.message FROM given AS g
+    WHERE t.tenant = g.tenant AND t.session_id = g.session_id AND t.number = g.number
+)
+INSERT INTO messages (tenant, session_id, number, message)
+SELECT g.tenant, g.session_id, g.number, g.message FROM given AS g
+WHERE NOT EXISTS (SELECT 1 FROM messages AS t
+    WHERE t.tenant = g.tenant AND t.session_id = g.session_id AND t.number = g.number)
+"""
+# Only the run that the step has locked writes to its session, so nothing conflicts; ON CONFLICT
+# would write one more record to the WAL for each message.
 APPEND = Procedure(
     name="append",
     sqlite=_append,
@@ -127,13 +139,14 @@ BEGIN
     INSERT INTO records
     SELECT s->>0, s->>1, (s->5->>0)::bigint, decode(s->5->>1, 'base64')
     FROM jsonb_array_elements(a) AS s WHERE jsonb_typeof(s->5) = 'array';
-    INSERT INTO messages
-    SELECT DISTINCT ON (s.step->>0, s.step->>2, (m->>0)::bigint)
-        s.step->>0, s.step->>2, (m->>0)::bigint, decode(m->>1, 'base64')
-    FROM jsonb_array_elements(a) WITH ORDINALITY AS s (step, n),
-        jsonb_array_elements(s.step->6) AS m
-    ORDER BY s.step->>0, s.step->>2, (m->>0)::bigint, s.n DESC
-    ON CONFLICT (tenant, session_id, number) DO UPDATE SET message = excluded.message;
+    WITH given AS (
+        SELECT DISTINCT ON (s.step->>0, s.step->>2, (m->>0)::bigint)
+            s.step->>0 AS tenant, s.step->>2 AS session_id, (m->>0)::bigint AS number,
+            decode(m->>1, 'base64') AS message
+        FROM jsonb_array_elements(a) WITH ORDINALITY AS s (step, n),
+            jsonb_array_elements(s.step->6) AS m
+        ORDER BY s.step->>0, s.step->>2, (m->>0)::bigint, s.n DESC
+    ), {PUT_GIVEN_MESSAGES};
     PERFORM step_put_tool_lists(a);
     RETURN v_answers;
 END
