@@ -238,10 +238,3 @@ async def test_a_wrong_token_is_reported_and_the_channel_keeps_trying(
         assert channel.status.problem == (
             "Telegram refused the token (status 401); copy it again from @BotFather"
         )
-
-
-async def test_a_typing_indicator_is_shown_while_a_run_works(tmp_path: Path) -> None:
-    async with kitchen(tmp_path, says("twelve")) as (fake, _, _):
-        await fake.write("how long?")
-        await fake.wait_sent(1)
-        assert set(fake.typed) <= {str(ANN)}

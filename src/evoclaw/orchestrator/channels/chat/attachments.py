@@ -45,6 +45,8 @@ async def read_attachments(
             images.append(image)
     if len(files) > MAX_NAMED_FILES:
         notes.append(f"[{len(files) - MAX_NAMED_FILES} more attached files: not read]")
+    if images and not text:
+        notes.insert(0, f"[{len(images)} attached image{'' if len(images) == 1 else 's'}]")
     return "\n".join(part for part in (text, *notes) if part), tuple(images)
 
 

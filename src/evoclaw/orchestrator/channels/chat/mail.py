@@ -6,6 +6,7 @@ import asyncio
 import imaplib
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from email.message import EmailMessage
 from email.utils import formatdate
 from functools import partial
@@ -66,7 +67,7 @@ class Mailbox:
     async def check(self) -> str:
         """Log in at both servers."""
         connection = await self._imap(self._open)
-        await self._imap(partial(_close, connection))
+        await self._imap(connection.logout)
         await self._smtp.check()
         return self._settings.address
 
@@ -92,7 +93,7 @@ class Mailbox:
                 if len(found) < MAX_MAILS:
                     await asyncio.sleep(self._settings.poll_s)
         finally:
-            connection.shutdown()
+            _abort(connection)
 
     async def post(self, message: OutgoingMessage) -> None:
         """Reply to a mail, in its thread."""
@@ -179,15 +180,13 @@ class Mailbox:
             if state != "OK":
                 raise ServiceError(f"the mailbox has no folder {settings.folder!r}")
         except BaseException:
-            connection.shutdown()
+            _abort(connection)
             raise
         return connection
 
 
-def _close(connection: imaplib.IMAP4) -> None:
-    try:
-        connection.logout()
-    finally:
+def _abort(connection: imaplib.IMAP4) -> None:
+    with suppress(OSError):  # it is closed already
         connection.shutdown()
 
 
