@@ -12,7 +12,7 @@ from aiohttp import web
 
 from evoclaw.core.messages import JSON
 
-SENT_TIMEOUT_S = 20.0
+SENT_TIMEOUT_S = 60.0
 PNG = (
     b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x06\x00\x00\x00\x1f"
     b"\x15\xc4\x89\x00\x00\x00\rIDATx\x9cc\xf8\xcf\xc0\xf0\x1f\x00\x05\x00\x01\xff\x89\x99=\x1d"
@@ -41,6 +41,8 @@ class ChatFake:
     """Conversations in which a typing indicator was shown."""
     refusals: list[web.Response] = field(default_factory=list[web.Response])
     """Answers to the next messages, instead of accepting them."""
+    is_held: bool = False
+    """Whether messages are accepted, but not answered until `release`."""
     logins: int = 0
     """Requests with a valid token that only check it."""
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -56,7 +58,13 @@ class ChatFake:
             return self.refusals.pop(0)
         self.sent.append(SentMessage(conversation, text, body))
         await self.notify()
+        await self.wait_for(lambda: not self.is_held)
         return None
+
+    async def release(self) -> None:
+        """Answer messages again."""
+        self.is_held = False
+        await self.notify()
 
     async def wait_for(self, condition: Callable[[], object]) -> None:
         """Wait until something is so."""
