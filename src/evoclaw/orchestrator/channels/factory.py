@@ -11,7 +11,7 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.orchestrator.channels.chat.approvals import ChatApprovals
 from evoclaw.orchestrator.channels.chat.channel import ChatChannel
 from evoclaw.orchestrator.channels.chat.discord import DiscordBot
-from evoclaw.orchestrator.channels.chat.mail import Mailbox
+from evoclaw.orchestrator.channels.chat.mail import MailAccount
 from evoclaw.orchestrator.channels.chat.matrix import MatrixAccount
 from evoclaw.orchestrator.channels.chat.messages import ChatService
 from evoclaw.orchestrator.channels.chat.pairing import ChannelPairing
@@ -68,7 +68,7 @@ def build_service(channel: ChannelSettings, env: Mapping[str, str]) -> ChatServi
         "slack": lambda: SlackApp(channel.slack, secret("token"), secret("app_token")),
         "discord": lambda: DiscordBot(channel.discord, secret("token")),
         "matrix": lambda: MatrixAccount(channel.matrix, secret("token")),
-        "email": lambda: Mailbox(channel.email, secret("password")),
+        "email": lambda: MailAccount(channel.email, secret("password")),
     }
     return builders[channel.kind]()
 

@@ -18,8 +18,8 @@ from evoclaw.orchestrator.channels.chat.messages import (
     ButtonPress,
     ChatEvent,
     ChatInvitation,
-    ChatMessage,
     ChatService,
+    ConversationMessage,
     OutgoingMessage,
 )
 from evoclaw.orchestrator.channels.chat.pairing import ChannelPairing
@@ -178,7 +178,7 @@ class ChatChannel:
 
     async def _handle(self, handler: ChannelDispatcher, event: ChatEvent) -> None:
         user, is_named = await self._user_of(event.sender)
-        if isinstance(event, ChatMessage) and await self._paired(event):
+        if isinstance(event, ConversationMessage) and await self._paired(event):
             return
         if user is None:
             await self._refuse(event)
@@ -199,7 +199,7 @@ class ChatChannel:
     async def _accept(
         self,
         handler: ChannelDispatcher,
-        event: ChatMessage | ButtonPress,
+        event: ConversationMessage | ButtonPress,
         user: str,
         *,
         is_named: bool,
@@ -237,7 +237,7 @@ class ChatChannel:
         elif result.run_id and result.fresh:
             self._start_typing(event.conversation)
 
-    async def _paired(self, event: ChatMessage) -> bool:
+    async def _paired(self, event: ConversationMessage) -> bool:
         """Whether a message was a valid pairing code."""
         user = await self.pairing.redeem(event.sender, event.text)
         if user is None:
@@ -250,7 +250,7 @@ class ChatChannel:
         """Refuse a sender politely once, and never again."""
         self.counts["refused: unknown_sender"] += 1
         if not (
-            isinstance(event, ChatMessage)
+            isinstance(event, ConversationMessage)
             and event.is_private
             and self._service.answers_strangers
             and await self._store.add_state(self.name, f"refused/{event.sender}", event.id)
@@ -259,7 +259,7 @@ class ChatChannel:
         logger.info("channel %s: refused the unknown sender %s", self.name, event.sender)
         await self._tell(event, REFUSAL_TEXT)
 
-    async def _tell(self, event: ChatMessage, text: str) -> None:
+    async def _tell(self, event: ConversationMessage, text: str) -> None:
         """Send a text that is not stored."""
         message = OutgoingMessage(
             f"{event.id}/notice", event.sender, event.conversation, text, event.reply_to

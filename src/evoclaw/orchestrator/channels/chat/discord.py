@@ -23,7 +23,7 @@ from evoclaw.orchestrator.channels.chat.messages import (
     ChatBatch,
     ChatEvent,
     ChatInvitation,
-    ChatMessage,
+    ConversationMessage,
     OutgoingMessage,
     ServiceError,
 )
@@ -223,7 +223,7 @@ class DiscordBot:
                 if event is not None:
                     yield connection.batch(event)
 
-    async def _message(self, data: Mapping[str, JSON]) -> ChatMessage | None:
+    async def _message(self, data: Mapping[str, JSON]) -> ConversationMessage | None:
         author, mentions = object_at(data, "author"), data.get("mentions")
         is_private = "guild_id" not in data
         mentioned = is_array(mentions) and any(
@@ -237,7 +237,7 @@ class DiscordBot:
         text, images = await read_attachments(content.strip(), self._files(data))
         if not text and not images:
             return None
-        return ChatMessage(
+        return ConversationMessage(
             text_at(data, "id"),
             text_at(author, "id"),
             text_at(data, "channel_id"),
@@ -302,7 +302,7 @@ class _Connection:
 
     def batch(self, event: ChatEvent | None) -> ChatBatch:
         """The batch of an event, with the session after it."""
-        if isinstance(event, ChatMessage):
+        if isinstance(event, ConversationMessage):
             self.session = _with_last(self.session, event)
         return ChatBatch(() if event is None else (event,), _cursor(self.session))
 
@@ -342,7 +342,7 @@ def _forgotten(session: GatewaySession) -> str:
     return _cursor(GatewaySession(last_messages=session.last_messages))
 
 
-def _with_last(session: GatewaySession, message: ChatMessage) -> GatewaySession:
+def _with_last(session: GatewaySession, message: ConversationMessage) -> GatewaySession:
     last = {
         channel: id_
         for channel, id_ in session.last_messages.items()

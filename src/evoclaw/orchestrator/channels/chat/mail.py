@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import imaplib
 import logging
+import socket
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from email.message import EmailMessage
@@ -24,7 +25,7 @@ from evoclaw.orchestrator.channels.chat.messages import (
     ChatBatch,
     ChatEvent,
     ChatInvitation,
-    ChatMessage,
+    ConversationMessage,
     OutgoingMessage,
     ServiceError,
 )
@@ -50,7 +51,7 @@ class MailThread(Struct, frozen=True):
     subject: str
 
 
-class Mailbox:
+class MailAccount:
     """One mailbox; the connection is polled, because not all servers report new mails."""
 
     max_chars, has_buttons, answers_strangers, typing_interval_s = 1_000_000, False, False, 0.0
@@ -93,7 +94,7 @@ class Mailbox:
                 if len(found) < MAX_MAILS:
                     await asyncio.sleep(self._settings.poll_s)
         finally:
-            _abort(connection)
+            await asyncio.to_thread(_abort, connection)
 
     async def post(self, message: OutgoingMessage) -> None:
         """Reply to a mail, in its thread."""
@@ -124,7 +125,7 @@ class Mailbox:
     async def aclose(self) -> None:
         """The connection ends with `receive`."""
 
-    async def _event(self, position: str, data: bytes) -> ChatMessage | None:
+    async def _event(self, position: str, data: bytes) -> ConversationMessage | None:
         settings = self._settings
         mail = read_mail(data, settings.address, settings.authserv_id)
         if mail is None:
@@ -135,7 +136,7 @@ class Mailbox:
             return None
         thread = MailThread(mail.message_id, mail.references, mail.subject)
         identity = mail.message_id or position
-        return ChatMessage(
+        return ConversationMessage(
             f"mail-{sha256(identity.encode()).hexdigest()}",
             mail.sender,
             mail.conversation if mail.message_id else sha256(position.encode()).hexdigest()[:32],
@@ -186,7 +187,10 @@ class Mailbox:
 
 
 def _abort(connection: imaplib.IMAP4) -> None:
+    """Close a connection, also while another thread reads from it."""
     with suppress(OSError):  # it is closed already
+        connection.socket().shutdown(socket.SHUT_RDWR)
+    with suppress(OSError):
         connection.shutdown()
 
 

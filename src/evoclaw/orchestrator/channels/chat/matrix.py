@@ -23,7 +23,7 @@ from evoclaw.orchestrator.channels.chat.messages import (
     ChatBatch,
     ChatEvent,
     ChatInvitation,
-    ChatMessage,
+    ConversationMessage,
     OutgoingMessage,
     ServiceError,
 )
@@ -160,7 +160,7 @@ class MatrixAccount:
                 break
         return found[::-1]
 
-    async def _message(self, room: str, event: JSON) -> ChatMessage | None:
+    async def _message(self, room: str, event: JSON) -> ConversationMessage | None:
         sender, content = text_at(event, "sender"), object_at(event, "content")
         relation = object_at(content, "m.relates_to")
         is_edit = text_at(relation, "rel_type") == "m.replace"
@@ -183,7 +183,7 @@ class MatrixAccount:
         thread = (
             text_at(relation, "event_id") if text_at(relation, "rel_type") == "m.thread" else ""
         )
-        return ChatMessage(
+        return ConversationMessage(
             text_at(event, "event_id"),
             sender,
             f"{room}/{thread}" if thread else room,

@@ -42,7 +42,7 @@ class ServiceError(Undelivered):
         self.code, self.is_login, self.body = code, is_login, body
 
 
-class ChatMessage(Struct, frozen=True):
+class ConversationMessage(Struct, frozen=True):
     """A message that a person wrote."""
 
     id: str
@@ -79,7 +79,7 @@ class ChatInvitation(Struct, frozen=True):
     conversation: str
 
 
-ChatEvent = ChatMessage | ButtonPress | ChatInvitation
+ChatEvent = ConversationMessage | ButtonPress | ChatInvitation
 
 
 class ChatBatch(Struct, frozen=True):

@@ -17,7 +17,7 @@ from evoclaw.orchestrator.channels.chat.messages import (
     ChatBatch,
     ChatEvent,
     ChatInvitation,
-    ChatMessage,
+    ConversationMessage,
     OutgoingMessage,
     ServiceError,
 )
@@ -171,7 +171,7 @@ class SlackApp:
         channel, ts = text_at(event, "channel"), text_at(event, "ts")
         # In a channel of several people, the answers are a thread below the message.
         thread = text_at(event, "thread_ts") or ("" if is_private else ts)
-        return ChatMessage(
+        return ConversationMessage(
             f"{channel}/{ts}",
             text_at(event, "user"),
             f"{channel}/{thread}" if thread else channel,

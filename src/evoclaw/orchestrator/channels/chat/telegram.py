@@ -21,7 +21,7 @@ from evoclaw.orchestrator.channels.chat.messages import (
     ChatBatch,
     ChatEvent,
     ChatInvitation,
-    ChatMessage,
+    ConversationMessage,
     OutgoingMessage,
     ServiceError,
 )
@@ -139,7 +139,7 @@ class TelegramBot:
         if not text and not images:
             return None
         chat_id = text_at(chat, "id")
-        return ChatMessage(
+        return ConversationMessage(
             f"{chat_id}/{text_at(message, 'message_id')}",
             text_at(sender, "id"),
             f"{chat_id}/{thread}" if thread else chat_id,
