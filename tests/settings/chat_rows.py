@@ -59,10 +59,11 @@ async def _seen(here: Built) -> Any:
     """The settings of the channel, and what its client was built with."""
     (channel,) = [c for c in (await here.service()).channels if isinstance(c, ChatChannel)]
     client = inside(channel, "_service")
-    http = vars(client).get("_http")
-    parts = {**vars(client), **({} if http is None else vars(http))}
-    plain = {key: repr(value) for key, value in parts.items() if isinstance(value, str | dict)}
-    return repr(channel.settings), plain
+    if channel.settings.kind == "email":
+        return repr(channel.settings), inside(client, "_password"), inside(client, "_user")
+    headers = [repr(getattr(client, name, "")) for name in ("_bot", "_app")]
+    http = inside(client, "_http")
+    return repr(channel.settings), inside(http, "_url"), repr(inside(http, "_headers")), headers
 
 
 CHAT_ROWS: Rows = {

@@ -36,10 +36,10 @@ class FakeMatrix(ChatFake):
     syncs: int = 0
 
     async def write(
-        self, text: str, sender: str = ANN, *, room: str = ROOM, **content: JSON
+        self, text: str, sender: str = ANN, *, room: str = ROOM, content: JSON = None
     ) -> str:
         """A person writes in a room; the id of the event."""
-        body: JSON = {"msgtype": "m.text", "body": text, **content}
+        body: JSON = {"msgtype": "m.text", "body": text, **(content or {})}
         return await self.add("m.room.message", sender, room, body)
 
     async def add(self, kind: str, sender: str, room: str, content: JSON) -> str:
@@ -73,7 +73,8 @@ class FakeMatrix(ChatFake):
                 await self.notify()
                 return json_response({"room_id": room})
             case ("GET", "rooms", room, "joined_members"):
-                joined = {user: {} for user in self.members.get(room, ())}
+                named: JSON = {"display_name": "?"}
+                joined = dict.fromkeys(self.members.get(room, ()), named)
                 return json_response({"joined": joined})
             case ("GET", "rooms", room, "messages"):
                 return self._messages(room, request)

@@ -9,6 +9,7 @@ from email.message import EmailMessage
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from evoclaw.core.messages import JSON
 from evoclaw.orchestrator.channels.chat.channel import ChatChannel
@@ -35,12 +36,17 @@ async def mailbox(
     files = make_certificates(folder)
     async with fake_imap(files) as imap, mail_server(files) as smtp:
         table = MailboxSettings(
-            **{
-                "address": "cook@home.test", "imap_server": "127.0.0.1", "imap_port": imap.port,
-                "smtp_server": "127.0.0.1", "smtp_port": smtp.port, "ca_file": files.ca,
-                "user": USER, "password_env": "PASSWORD", "poll_s": 0.05,
-            } | more
-        )  # fmt: skip
+            address="cook@home.test",
+            imap_server="127.0.0.1",
+            imap_port=imap.port,
+            smtp_server="127.0.0.1",
+            smtp_port=smtp.port,
+            ca_file=files.ca,
+            user=USER,
+            password_env="PASSWORD",
+            poll_s=0.05,
+        )
+        table = replace(table, **more)
         settings = ChannelSettings(name="mail", kind="email", senders={ANN: "ann"}, email=table)
         async with chat_kitchen(folder, settings, {"PASSWORD": password}, *steps) as (
             made,

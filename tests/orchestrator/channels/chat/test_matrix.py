@@ -112,7 +112,7 @@ async def test_in_a_group_only_mentions_are_answered(tmp_path: Path) -> None:
             await until(lambda: channel.status.state == "connected")
             await fake.write("lunch?")
             await fake.write("hello", EVE)
-            await fake.write("eggs?", **{"m.mentions": {"user_ids": [BOT]}})
+            await fake.write("eggs?", content={"m.mentions": {"user_ids": [BOT]}})
             await fake.wait_sent(1)
             assert [run.asked for run in await made.runs.list("local")] == ["eggs?"]
 
@@ -129,7 +129,7 @@ async def test_encryption_limits_duplicates_and_images(tmp_path: Path) -> None:
         fake.refusals = [too_many(200)]
         info = {"mimetype": "image/png", "size": 70}
         image = {"msgtype": "m.image", "url": "mxc://home.test/egg", "info": info}
-        await fake.write("egg.png", **image)
+        await fake.write("egg.png", content=image)
         await fake.wait_sent(2)
         assert fake.texts[1] == "an egg"
         assert "image/png" in repr(made.model.requests[0].messages)

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
@@ -15,15 +16,15 @@ from evoclaw.orchestrator.channels.chat.settings import (
     TelegramBotSettings,
 )
 from evoclaw.orchestrator.channels.factory import build_service
-from evoclaw.orchestrator.channels.settings import ChannelSettings, check_channels
+from evoclaw.orchestrator.channels.settings import ChannelKind, ChannelSettings, check_channels
 
-MAIL: dict[str, JSON] = {
-    "address": "a@b.test", "imap_server": "b.test", "smtp_server": "b.test", "password_env": "P",
-}  # fmt: skip
+MAIL = MailboxSettings(
+    address="a@b.test", imap_server="b.test", smtp_server="b.test", password_env="P"
+)
 
 
-def chat(kind: str, **more: JSON) -> ChannelSettings:
-    return ChannelSettings(**{"name": "one", "kind": kind} | more)
+def chat(kind: ChannelKind, **more: JSON) -> ChannelSettings:
+    return replace(ChannelSettings(name="one", kind=kind), **more)
 
 
 @pytest.mark.parametrize(
@@ -51,22 +52,22 @@ def chat(kind: str, **more: JSON) -> ChannelSettings:
             chat("telegram", slack=SlackAppSettings(token_env="A")),
             r"\[channels.slack\] has no effect for kind 'telegram'",
         ),
-        (chat("email", email=MailboxSettings(**MAIL | {"address": "a"})), "not a mail address"),
-        (chat("email", email=MailboxSettings(**MAIL | {"smtp_server": ""})), "smtp_server is"),
+        (chat("email", email=replace(MAIL, address="a")), "not a mail address"),
+        (chat("email", email=replace(MAIL, smtp_server="")), "smtp_server is"),
         (
-            chat("email", email=MailboxSettings(**MAIL, imap_security="none")),
+            chat("email", email=replace(MAIL, imap_security="none")),
             "imap_security = 'none' would send the password unencrypted",
         ),
         (
-            chat("email", email=MailboxSettings(**MAIL, smtp_security="none")),
+            chat("email", email=replace(MAIL, smtp_security="none")),
             "smtp_security = 'none' would send the password unencrypted",
         ),
         (
-            chat("email", email=MailboxSettings(**MAIL, password_file=Path("p"))),
+            chat("email", email=replace(MAIL, password_file=Path("p"))),
             "exactly one of password_env and password_file",
         ),
         (
-            chat("email", email=MailboxSettings(**MAIL), senders=("*",)),
+            chat("email", email=MAIL, senders=("*",)),
             "would answer forged mails",
         ),
     ],

@@ -8,6 +8,7 @@ from evoclaw.orchestrator.channels.chat.channel import REFUSAL_TEXT
 from evoclaw.orchestrator.channels.chat.settings import SlackAppSettings
 from evoclaw.orchestrator.channels.settings import ChannelSettings
 from evoclaw.providers.scripted import says
+from tests.support.channels import ChannelHarness
 from tests.support.chat_fakes import json_response
 from tests.support.chat_kitchen import BOIL, chat_kitchen
 from tests.support.fake_slack import (
@@ -115,14 +116,12 @@ async def test_a_rate_limit_delays_an_answer_and_a_missing_scope_is_named(tmp_pa
         await fake.wait_sent(1)
         fake.missing_scope = "chat:write"
         await fake.write("again")
-        await until(lambda: _problem(made.letters, "lacks the scope 'chat:write'"))
+        await until(lambda: _problem(made, "lacks the scope 'chat:write'"))
 
 
-async def _problem(store: object, text: str) -> bool:
-    database = vars(store)["_database"]
-    rows = await database.read(
-        lambda c: c.execute("SELECT problem FROM channel_deliveries").fetchall()
-    )
+async def _problem(made: ChannelHarness, text: str) -> bool:
+    statement = "SELECT problem FROM channel_deliveries"
+    rows = await made.database.read(lambda c: c.execute(statement).fetchall())
     return any(text in row[0] for row in rows)
 
 

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from evoclaw.core.messages import JSON
 from evoclaw.orchestrator.channels.chat.channel import REFUSAL_TEXT, ChatChannel
@@ -22,10 +23,10 @@ BOIL = calls(("boil", {"what": "eggs"}))
 
 def bot(fake: FakeTelegram, **more: JSON) -> ChannelSettings:
     table = TelegramBotSettings(token_env="TOKEN", url=fake.url)
-    senders = {str(ANN): "ann"}
-    return ChannelSettings(
-        **{"name": "phone", "kind": "telegram", "senders": senders, "telegram": table} | more
+    settings = ChannelSettings(
+        name="phone", kind="telegram", senders={str(ANN): "ann"}, telegram=table
     )
+    return replace(settings, **more)
 
 
 @asynccontextmanager
