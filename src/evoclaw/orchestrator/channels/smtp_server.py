@@ -53,9 +53,8 @@ class SmtpServer:
             await asyncio.to_thread(self._run, mail)
         except (smtplib.SMTPException, OSError) as problem:
             reason = one_line(self._redactor.text(str(problem))) or type(problem).__name__
-            raise Undelivered(
-                f"the mail server {self._login.server} did not take the mail: {reason}"
-            ) from None
+            what = "refused the login" if mail is None else "did not take the mail"
+            raise Undelivered(f"the mail server {self._login.server} {what}: {reason}") from None
 
     def _run(self, mail: EmailMessage | None) -> None:
         login = self._login

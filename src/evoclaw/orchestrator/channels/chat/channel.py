@@ -44,6 +44,8 @@ STABLE_CONNECTION_S = 60.0
 MAX_TYPING_S = 1_800.0
 CURSOR = "cursor"
 REFUSAL_TEXT = "Sorry, you may not use this bot. Ask its operator to add you."
+MAX_REFUSALS = 1_000
+"""Strangers that one process answers and remembers; the others get no answer."""
 MAX_TEXT_CHARS = 64 * 1024
 
 
@@ -87,8 +89,9 @@ class ChatChannel:
         """Messages that were refused, and failures, by reason."""
         self._throttle = LogThrottle()
         self._typing: dict[str, asyncio.Task[None]] = {}
-        self._sent_parts: dict[str, int] = {}
-        """By answer, how many of its parts were sent by this process."""
+        self._sent_parts: dict[str, set[str]] = {}
+        """By answer, the parts that were sent before an attempt failed."""
+        self._refusals = 0
 
     @property
     def settings(self) -> ChannelSettings:
@@ -125,16 +128,15 @@ class ChatChannel:
     async def send(self, message: InboundMessage, answer: ChannelAnswer) -> None:
         """Send an answer, in parts if it is long; approvals are asked for one by one."""
         self._stop_typing(message.conversation)
-        outgoing = await self._outgoing(message, answer)
-        done = self._sent_parts.pop(answer.id, 0)
-        for number, part in enumerate(outgoing):
-            if number < done:
-                continue
-            try:
-                await self._service.post(part)
-            except BaseException:
-                self._sent_parts[answer.id] = number
-                raise
+        sent = self._sent_parts.pop(answer.id, set[str]())
+        try:
+            for part in await self._outgoing(message, answer):
+                if part.id not in sent:
+                    await self._service.post(part)
+                    sent.add(part.id)
+        except BaseException:
+            self._sent_parts[answer.id] = sent
+            raise
 
     async def _outgoing(
         self, message: InboundMessage, answer: ChannelAnswer
@@ -209,8 +211,6 @@ class ChatChannel:
         text = event.token if is_press else event.text
         is_verified = is_press or event.is_verified
         command = ANSWER_COMMAND if is_press else command_of(text)
-        # A code reached only the mailbox of the sender, so it also confirms who wrote the mail.
-        confirmed = is_verified or command == ANSWER_COMMAND
         message = InboundMessage(
             self.name,
             event.id,
@@ -220,7 +220,7 @@ class ChatChannel:
             user,
             settings.agent,
             event.conversation,
-            untrusted=not (is_named and confirmed),
+            untrusted=not (is_named and is_verified),
             command=command,
             images=() if is_press else event.images,
             reply_to=event.reply_to,
@@ -253,9 +253,11 @@ class ChatChannel:
             isinstance(event, ConversationMessage)
             and event.is_private
             and self._service.answers_strangers
+            and self._refusals < MAX_REFUSALS
             and await self._store.add_state(self.name, f"refused/{event.sender}", event.id)
         ):
             return
+        self._refusals += 1
         logger.info("channel %s: refused the unknown sender %s", self.name, event.sender)
         await self._tell(event, REFUSAL_TEXT)
 

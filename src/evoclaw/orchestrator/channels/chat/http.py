@@ -138,10 +138,6 @@ class ServiceHttp:
         finally:
             await socket.close()
 
-    def error(self, text: str, **more: object) -> ServiceError:
-        """An error with the name of the service, without secrets."""
-        return ServiceError(f"{self._name} {self._clean(text)}", **more)  # type: ignore[arg-type]
-
     def _open(self) -> ClientSession:
         import aiohttp
 

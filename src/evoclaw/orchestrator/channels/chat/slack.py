@@ -23,6 +23,7 @@ from evoclaw.orchestrator.channels.chat.messages import (
 )
 from evoclaw.orchestrator.channels.chat.settings import SlackAppSettings
 from evoclaw.orchestrator.channels.chat.sockets import read_json
+from evoclaw.orchestrator.sanitizing import one_line
 
 MAX_SECTION_CHARS = 3_000
 _LOGIN_CODES = frozenset(
@@ -150,7 +151,7 @@ class SlackApp:
             text = f"Slack refused {token}: {code}; copy it again from the settings of the app"
             raise ServiceError(text, code=code, is_login=True)
         final = code not in _TEMPORARY_CODES
-        raise self._http.error(f"refused {method}: {code}", code=code, final=final, body=found)
+        raise ServiceError(f"Slack refused {method}: {one_line(code)}", code=code, final=final)
 
     async def _event(self, envelope: Mapping[str, JSON]) -> ChatEvent | None:
         payload = object_at(envelope, "payload")
