@@ -107,8 +107,8 @@ def _pair(name: str, user: str, *, as_json: bool) -> int:
         print_out(f"/pair {text_of(found, 'code')}")
         print_err(
             "Send this line to the bot from your own account within 10 minutes. The first account "
-            f"that sends it may use {clean(name)}; undo it with `evoclaw channels unpair {clean(name)} "
-            "SENDER`."
+            f"that sends it may use {clean(name)}; undo it with "
+            f"`evoclaw channels unpair {clean(name)} SENDER`."
         )
         return exits.OK
 
