@@ -83,6 +83,26 @@ async def test_a_conversation_keeps_its_session(store: ChannelStore) -> None:
     assert (await kept(store, "m5", tenant="other")).session_id == "new session m5"
 
 
+async def test_a_conversation_moves_to_a_new_session(store: ChannelStore) -> None:
+    first = await kept(store)
+    await store.move_conversation(first, "c1", "another session")
+    assert (await kept(store, "m2")).session_id == "another session"
+    assert (await kept(store, "m3", sender="bob")).session_id == "new session m3"
+
+
+async def test_a_channel_stores_values_of_its_own(store: ChannelStore) -> None:
+    assert await store.read_state("box", "cursor") == ""
+    await store.write_state("box", "cursor", "7")
+    await store.write_state("box", "cursor", "8")
+    assert await store.read_state("box", "cursor") == "8"
+    assert await store.read_state("other", "cursor") == ""
+    assert await store.add_state("box", "paired/ann", "ann")
+    assert not await store.add_state("box", "paired/ann", "eve")
+    assert await store.list_state("box", "paired/") == {"paired/ann": "ann"}
+    assert await store.delete_state("box", "paired/ann")
+    assert not await store.delete_state("box", "paired/ann")
+
+
 async def test_a_failed_message_can_be_retried_only_with_the_same_content(
     store: ChannelStore,
 ) -> None:

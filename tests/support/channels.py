@@ -10,16 +10,24 @@ from pathlib import Path
 
 from evoclaw.core.agent import Agent
 from evoclaw.core.ports import Ports
+from evoclaw.core.redaction import Redactor
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.autonomy import Autonomy, Level
+from evoclaw.orchestrator.channels.chat.approvals import ChatApprovals
+from evoclaw.orchestrator.channels.chat.channel import ChatChannel
+from evoclaw.orchestrator.channels.chat.commands import ConversationCommands
+from evoclaw.orchestrator.channels.chat.pairing import ChannelPairing
 from evoclaw.orchestrator.channels.dispatcher import Channel, ChannelDispatcher
+from evoclaw.orchestrator.channels.factory import build_service
 from evoclaw.orchestrator.channels.inbound import (
     ChannelAnswer,
     InboundMessage,
     MessageState,
     Undelivered,
 )
+from evoclaw.orchestrator.channels.settings import ChannelSettings
+from evoclaw.orchestrator.notifications.answer_tokens import AnswerTokens
 from evoclaw.orchestrator.people.approvals import CallApprovals
 from evoclaw.orchestrator.people.questions import Questions
 from evoclaw.orchestrator.runs.runs import Runs
@@ -97,6 +105,9 @@ class ChannelHarness:
         )
         self.runs = Runs(self.talks, agent="cook")
         self.letters = ChannelStore(database, clock)
+        self.asking = ChatApprovals(
+            AnswerTokens(b"k" * 32), self.approvals, self.runs, Redactor(), clock
+        )
 
     def dispatcher(
         self, channels: Sequence[Channel], patience: Mapping[str, float] | None = None
@@ -109,7 +120,14 @@ class ChannelHarness:
             channels,
             agent="cook",
             delivery_timeouts_s=patience,
+            commands=ConversationCommands(self.letters, self.runs, self.asking),
         )
+
+    def chat(self, settings: ChannelSettings, secrets: Mapping[str, str]) -> ChatChannel:
+        """A chat channel with these settings."""
+        pairing = ChannelPairing(settings.name, self.letters)
+        service = build_service(settings, secrets)
+        return ChatChannel(settings, service, self.letters, self.asking, pairing)
 
     def _equip(self, agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
         @tool("shell", timeout=60)

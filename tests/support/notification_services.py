@@ -40,6 +40,8 @@ class NotificationServices:
     received: list[Received] = field(default_factory=list[Received])
     refusals: list[web.Response] = field(default_factory=list[web.Response])
     """Answers to the next requests, instead of what the service would answer."""
+    is_held: bool = False
+    """Whether requests are accepted, but not answered until `release`."""
     _arrived: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     def of(self, service: str) -> list[Received]:
@@ -51,6 +53,12 @@ class NotificationServices:
         async with asyncio.timeout(RECEIVE_TIMEOUT_S), self._arrived:
             await self._arrived.wait_for(lambda: len(self.of(service)) >= count)
         return self.of(service)
+
+    async def release(self) -> None:
+        """Answer requests again."""
+        async with self._arrived:
+            self.is_held = False
+            self._arrived.notify_all()
 
     async def ntfy(self, request: web.Request) -> web.Response:
         """Publish as JSON: https://docs.ntfy.sh/publish/#publish-as-json."""
@@ -128,6 +136,7 @@ class NotificationServices:
         async with self._arrived:
             self.received.append(Received(service, found, headers, data))
             self._arrived.notify_all()
+            await self._arrived.wait_for(lambda: not self.is_held)
         return web.Response(status=status, text="ok") if answer is None else _json(status, answer)
 
 

@@ -65,6 +65,7 @@ async def _doctor(*, as_json: bool) -> int:
             ("service", *await _service(env)),
             ("broker", *await _broker(data)),
             ("notifiers", *_notifiers(env)),
+            ("channels", *await _channels(env)),
         ],
     }
     if settings[0]:  # without valid settings, the toolbox cannot be built
@@ -190,6 +191,21 @@ def _notifiers(env: Mapping[str, str]) -> tuple[bool, str]:
     if not names:
         return True, "none: see [[notify]] in evoclaw.toml"
     return True, f"{', '.join(names)}; try one with `evoclaw notify test {names[0]}`"
+
+
+async def _channels(env: Mapping[str, str]) -> tuple[bool, str]:
+    """Log in at the services of the chat channels."""
+    from evoclaw.wiring.channels import check_channels
+
+    try:
+        found = await check_channels(env)
+    except ConfigError as problem:
+        return False, str(problem)
+    if not found:
+        return True, "no chat channels: see [[channels]] in evoclaw.toml"
+    broken = [f"{name}: {says}" for name, (ok, says) in found.items() if not ok]
+    working = [f"{name} ({says})" for name, (ok, says) in found.items() if ok]
+    return not broken, "; ".join(broken or working)
 
 
 async def _service(env: Mapping[str, str]) -> tuple[bool, str]:

@@ -36,7 +36,7 @@ EXAMPLES = {
     "init": ("evoclaw init --model ollama/qwen3:8b",),
     "config": ("evoclaw config", "evoclaw config set server.port 8434"),
     "skills": ("evoclaw skills", "evoclaw skills new tidy-notes"),
-    "channels": ("evoclaw channels", "evoclaw channels user ann"),
+    "channels": ("evoclaw channels", "evoclaw channels test phone", "evoclaw channels pair phone"),
     "notify": ("evoclaw notify", "evoclaw notify test phone"),
     "keys": ("evoclaw keys",),
     "export": ("evoclaw export everything.evoclaw",),

@@ -67,7 +67,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "init": "Write a short settings file",
         "config": "Show the settings, and change one",
         "skills": "List, show, check, create and add skills",
-        "channels": "List channels, and manage the broker accounts of people",
+        "channels": "List and test channels, and manage who may use them",
         "notify": "List notifiers, and send a test message",
         "keys": "Show the key that encrypts stored runs, and replace a lost one",
         "export": "Export the whole store to one file",

@@ -79,6 +79,12 @@ SCHEMA = Schema(
             "CREATE INDEX channel_deliveries_ended ON channel_deliveries (ended_at) "
             f"WHERE {_DELIVERY_ENDED}",
         ),
+        (
+            """CREATE TABLE channel_state (
+                channel TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL,
+                changed_at REAL NOT NULL, PRIMARY KEY (channel, name)
+            ) STRICT""",
+        ),
     ),
     checksummed=(("channel_letters", ("letter",)), ("channel_deliveries", ("answer",))),
     sealed=True,
@@ -218,6 +224,52 @@ class ChannelStore:
             key,
         ).fetchone()
         return str(session)
+
+    async def move_conversation(
+        self, message: StoredInboundMessage, conversation: str, session_id: str
+    ) -> None:
+        """Give a conversation another session; its next messages go there."""
+        statement = (
+            "UPDATE channel_conversations SET session_id = ? "
+            "WHERE tenant = ? AND channel = ? AND sender = ? AND conversation = ?"
+        )
+        values = (session_id, message.tenant, message.channel, message.sender, conversation)
+        await self._database.write(lambda c: c.execute(statement, values))
+
+    async def read_state(self, channel: str, name: str) -> str:
+        """A value that a channel stored; empty if there is none."""
+        statement = "SELECT value FROM channel_state WHERE channel = ? AND name = ?"
+        row = await self._database.read(lambda c: c.execute(statement, (channel, name)).fetchone())
+        return "" if row is None else str(row[0])
+
+    async def list_state(self, channel: str, prefix: str) -> dict[str, str]:
+        """The values of a channel whose names start so."""
+        statement = "SELECT name, value FROM channel_state WHERE channel = ? ORDER BY name"
+        rows = await self._database.read(lambda c: c.execute(statement, (channel,)).fetchall())
+        return {str(name): str(value) for name, value in rows if str(name).startswith(prefix)}
+
+    async def write_state(self, channel: str, name: str, value: str) -> None:
+        """Store a value of a channel."""
+        statement = (
+            "INSERT INTO channel_state VALUES (?1, ?2, ?3, ?4) ON CONFLICT (channel, name) "
+            "DO UPDATE SET value = ?3, changed_at = ?4"
+        )
+        values = (channel, name, value, self.clock())
+        await self._database.write(lambda c: c.execute(statement, values))
+
+    async def add_state(self, channel: str, name: str, value: str) -> bool:
+        """Store a value of a channel once; False if it has one of this name."""
+        statement = (
+            "INSERT INTO channel_state VALUES (?, ?, ?, ?) ON CONFLICT (channel, name) DO NOTHING"
+        )
+        values = (channel, name, value, self.clock())
+        return await self._database.write(lambda c: c.execute(statement, values).rowcount) > 0
+
+    async def delete_state(self, channel: str, name: str) -> bool:
+        """Delete a value of a channel; False if there is none."""
+        statement = "DELETE FROM channel_state WHERE channel = ? AND name = ?"
+        values = (channel, name)
+        return await self._database.write(lambda c: c.execute(statement, values).rowcount) > 0
 
     async def find_message(
         self, tenant: str, channel: str, sender: str, id_: str

@@ -140,10 +140,11 @@ def _api_dependencies(
     runtime: Runtime, settings: ServerSettings, access: AccessControl, env: Mapping[str, str]
 ) -> ApiDependencies:
     from evoclaw.api.dependencies import ApiDependencies, ignore_refusal
-    from evoclaw.api.routes.channels import channel_routes
+    from evoclaw.api.routes.channels import channel_routes, chat_channel_routes
     from evoclaw.api.routes.notifications import notification_routes
     from evoclaw.dashboard.static_files import dashboard_routes
     from evoclaw.observe.audit.service import AuditService
+    from evoclaw.orchestrator.channels.chat.channel import ChatChannel
     from evoclaw.orchestrator.channels.webhooks import WebhookChannel
     from evoclaw.orchestrator.overview.damage import DamageReports
     from evoclaw.orchestrator.overview.metrics import MetricsReader
@@ -157,6 +158,7 @@ def _api_dependencies(
     from evoclaw.wiring.settings_reload import reload_settings
 
     run_factory, writer = runtime.run_factory, runtime.governance.audit
+    chats = [channel for channel in runtime.channels if isinstance(channel, ChatChannel)]
     webhooks = [channel for channel in runtime.channels if isinstance(channel, WebhookChannel)]
     audit = None if writer is None else AuditService(writer, runtime.home, env)
     checks = readiness_checks(
@@ -208,6 +210,7 @@ def _api_dependencies(
         on_refused=ignore_refusal if audit is None else audit.record_refusal,
         extra_routes=[
             *channel_routes(runtime.channel_dispatcher, webhooks),
+            *chat_channel_routes(chats),
             *notification_routes(runtime.notifications),
             *dashboard_routes(),
         ],

@@ -119,6 +119,7 @@ async def _build_runtime(
     from evoclaw.orchestrator.overview.gauges import GaugeReader
     from evoclaw.orchestrator.runs.runs import Runs
     from evoclaw.store.sessions.canvases import StoredCanvases
+    from evoclaw.wiring.channels import open_channels
     from evoclaw.wiring.governance import open_governance
     from evoclaw.wiring.notifications import open_notifications
     from evoclaw.wiring.run_factory import RunFactory
@@ -147,7 +148,10 @@ async def _build_runtime(
     conversations = _conversations(stores, agents, run_factory)
     runs = Runs(conversations, settings=settings.runs)
     workflows = _workflows(settings, stores, runs, conversations, run_factory, approvals)
-    dispatcher, channels = _channels(settings, stores, runs, conversations, env)
+    dispatcher, channels = await open_channels(
+        settings, stores, runs, conversations, approvals,
+        lambda name: run_factory.image_problem(agents.get(name, next(iter(agents.values())))), env,
+    )  # fmt: skip
     notifications = await open_notifications(
         settings, stores, runs, conversations, approvals, workflows, env
     )
@@ -271,29 +275,3 @@ def _workflows(
     )
     runs.on_continued(workflows.wake)
     return workflows
-
-
-def _channels(
-    settings: EvoClawConfig,
-    stores: Stores,
-    runs: Runs,
-    conversations: Conversations,
-    env: Mapping[str, str],
-) -> tuple[ChannelDispatcher, Sequence[Channel]]:
-    from evoclaw.orchestrator.channels.dispatcher import ChannelDispatcher
-    from evoclaw.orchestrator.channels.factory import build_channels
-    from evoclaw.store.channels import ChannelStore
-    from evoclaw.transport.mqtt import MqttLink
-    from evoclaw.wiring.fleet import find_broker
-
-    def link() -> MqttLink:
-        broker = settings.broker
-        address = find_broker(settings.data, env)
-        return MqttLink(address, keep_alive=broker.keep_alive_s, qos=broker.qos)
-
-    channels = build_channels(settings.channels, env, link)
-    patience = {channel.name: channel.patience_s for channel in settings.channels}
-    store = ChannelStore(stores.database)
-    return ChannelDispatcher(
-        store, runs, conversations, channels, delivery_timeouts_s=patience
-    ), channels

@@ -10,6 +10,7 @@ from evoclaw.orchestrator.channels.mqtt import MqttChannel
 from evoclaw.orchestrator.channels.settings import ChannelSettings, WebhookSettings, check_channels
 from evoclaw.orchestrator.channels.webhooks import WebhookChannel
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
+from tests.support.channels import open_channel_harness
 
 SIGNED = WebhookSettings(secret_env="HOOK_SECRET")
 HOOK = ChannelSettings(name="hook", kind="webhook", senders=("ann",), webhook=SIGNED)
@@ -52,11 +53,12 @@ def test_a_callback_url_must_be_an_http_url() -> None:
         check_channels([ChannelSettings(name="a", kind="webhook", senders=("*",), webhook=wrong)])
 
 
-async def test_channels_are_built_as_configured() -> None:
+async def test_channels_are_built_as_configured(tmp_path: Path) -> None:
     def link() -> MemoryLink:
         return MemoryLink(MemoryBroker())
 
-    hook, boxes = build_channels([HOOK, BOXES], ENV, link)
+    async with open_channel_harness(tmp_path) as made:
+        hook, boxes = build_channels([HOOK, BOXES], ENV, link, made.letters, made.asking)
     assert isinstance(hook, WebhookChannel)
     assert isinstance(boxes, MqttChannel)
 
@@ -64,17 +66,15 @@ async def test_channels_are_built_as_configured() -> None:
 def test_a_webhook_secret_is_read_from_the_environment_or_a_file(tmp_path: Path) -> None:
     place = tmp_path / "secret"
     place.write_text("from the file, long\n")
-    filed = ChannelSettings(
-        name="a", kind="webhook", senders=("*",), webhook=WebhookSettings(secret_file=place)
-    )
-    assert read_secret(HOOK, ENV) == b"0123456789abcdef"
-    assert read_secret(filed, {}) == b"from the file, long"
+    filed = WebhookSettings(secret_file=place)
+    assert read_secret("hook", "secret", HOOK.webhook, ENV) == "0123456789abcdef"
+    assert read_secret("a", "secret", filed, {}) == "from the file, long"
 
     with pytest.raises(ConfigError, match="HOOK_SECRET is empty"):
-        read_secret(HOOK, {})
+        read_secret("hook", "secret", HOOK.webhook, {})
     place.unlink()
     with pytest.raises(ConfigError, match="cannot read the secret"):
-        read_secret(filed, {})
+        read_secret("a", "secret", filed, {})
 
 
 def test_a_webhook_secret_that_is_too_short_is_refused() -> None:

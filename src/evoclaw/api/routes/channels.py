@@ -1,4 +1,4 @@
-"""Routes of channels: signed webhooks that deliver messages to agents, and failed deliveries."""
+"""Routes of channels: their state and their senders, signed webhooks, and failed deliveries."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 from litestar import Request, Response, get, post
 from litestar.handlers import HTTPRouteHandler
-from msgspec import Struct
+from litestar.params import JSONBody
+from msgspec import Meta, Struct
 
 from evoclaw.api.auth import PUBLIC, InjectedCaller
 from evoclaw.api.errors import ApiError, not_found
@@ -15,9 +16,11 @@ from evoclaw.api.routes.parameters import (
     path_id,
 )
 from evoclaw.orchestrator.channels import inbound
+from evoclaw.orchestrator.channels.chat.channel import ChatChannel
+from evoclaw.orchestrator.channels.chat.pairing import CODE_VALIDITY_S
 from evoclaw.orchestrator.channels.dispatcher import ChannelDispatcher, DeadLetter
 from evoclaw.orchestrator.channels.webhooks import MAX_BODY_BYTES, WebhookChannel, WebhookResponse
-from evoclaw.orchestrator.people.access import TokenScope
+from evoclaw.orchestrator.people.access import Caller, TokenScope
 
 CHANNEL_PATH_PREFIX = "/v1/channels/"
 """The path prefix of the webhooks, which authenticate requests by their signature."""
@@ -49,6 +52,100 @@ class RetriedDelivery(Struct, frozen=True):
 
     id: str
     """The id of the delivery."""
+
+
+class ChatChannelView(Struct, frozen=True):
+    """A chat channel: a bot or a mailbox."""
+
+    name: str
+    kind: str
+    agent: str
+    state: str
+    """`connecting`, `connected` or `failed`; a channel that failed is tried again."""
+    account: str
+    """The name of the bot or the address of the mailbox, once it is known."""
+    problem: str
+    """Why the last attempt to connect failed; empty if it is connected."""
+    changed_at: float
+    paired: dict[str, str]
+    """The senders that were added with a code, and their users."""
+
+
+class ChatChannelList(Struct, frozen=True):
+    """The chat channels of a tenant."""
+
+    items: tuple[ChatChannelView, ...]
+
+
+class NewChannelPairing(Struct, frozen=True, forbid_unknown_fields=True):
+    """Whom a pairing code adds."""
+
+    user: Annotated[str, Meta(max_length=200)] = ""
+    """The user that the sender becomes; empty: a user of its own."""
+
+
+class ChannelPairingCode(Struct, frozen=True):
+    """A code that adds the first sender who sends it."""
+
+    code: str
+    valid_s: float
+
+
+class ChannelSender(Struct, frozen=True, forbid_unknown_fields=True):
+    """A sender of a channel."""
+
+    sender: Annotated[str, Meta(min_length=1, max_length=200)]
+
+
+def chat_channel_routes(channels: Sequence[ChatChannel]) -> Sequence[HTTPRouteHandler]:
+    """The routes of chat channels, for administrators."""
+
+    def find(caller: Caller, name: str) -> ChatChannel:
+        for channel in channels:
+            if channel.name == name and channel.settings.tenant == caller.tenant:
+                return channel
+        raise not_found("chat channel")
+
+    @get("/v1/channels", scope=TokenScope.ADMIN, tags=TAGS)
+    async def list_chat_channels(caller: InjectedCaller) -> ChatChannelList:
+        """List the chat channels of your tenant, whether they are connected, and their senders."""
+        return ChatChannelList(
+            tuple(
+                [
+                    ChatChannelView(
+                        channel.name,
+                        channel.settings.kind,
+                        channel.settings.agent,
+                        channel.status.state,
+                        channel.status.account,
+                        channel.status.problem,
+                        channel.status.changed_at,
+                        await channel.pairing.senders(),
+                    )
+                    for channel in channels
+                    if channel.settings.tenant == caller.tenant
+                ]
+            )
+        )
+
+    @post("/v1/channel-pairings/{name:str}", scope=TokenScope.ADMIN, status_code=201, tags=TAGS)
+    async def pair(
+        caller: InjectedCaller, name: PathId, data: JSONBody[NewChannelPairing]
+    ) -> ChannelPairingCode:
+        """Make a one-time code: who sends it to the channel first may use the channel."""
+        code = await find(caller, name).pairing.new_code(data.user)
+        return ChannelPairingCode(code, CODE_VALIDITY_S)
+
+    @post("/v1/channel-pairings/{name:str}/remove", scope=TokenScope.ADMIN, tags=TAGS)
+    async def unpair(
+        caller: InjectedCaller, name: PathId, data: JSONBody[ChannelSender]
+    ) -> ChannelSender:
+        """Remove a sender that was added with a code."""
+        if not await find(caller, name).pairing.remove(data.sender):
+            raise not_found("paired sender")
+        return data
+
+    return [list_chat_channels, pair, unpair]
 
 
 def channel_routes(

@@ -18,9 +18,10 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
-from evoclaw.core.errors import EvoClawError
+from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.core.labels import CLEAN, Label
 from evoclaw.orchestrator.channels import answers
+from evoclaw.orchestrator.channels.chat.commands import ConversationCommands
 from evoclaw.orchestrator.channels.deliveries import DeliveryWorker
 from evoclaw.orchestrator.channels.inbound import (
     AcceptResult,
@@ -36,6 +37,7 @@ from evoclaw.orchestrator.runs.runs import Runs
 from evoclaw.orchestrator.sessions.conversations import Conversations
 from evoclaw.store.channels import (
     DEAD,
+    DONE,
     FAILED,
     STARTED,
     TAKEN,
@@ -116,6 +118,8 @@ class ChannelDispatcher:
         *,
         agent: str = "",
         delivery_timeouts_s: Mapping[str, float] | None = None,
+        commands: ConversationCommands | None = None,
+        image_problem: Callable[[str], str] = lambda _: "",
     ) -> None:
         """Prepare to serve channels.
 
@@ -127,6 +131,8 @@ class ChannelDispatcher:
             agent: The agent that answers if the channel names none.
             delivery_timeouts_s: By channel, after which an answer that cannot be delivered
                 becomes a dead letter; a day by default.
+            commands: Runs the commands of conversations.
+            image_problem: Says why the model of an agent cannot read images; empty if it can.
         """
         self._store, self._runs, self._conversations, self._agent = (
             store,
@@ -134,6 +140,7 @@ class ChannelDispatcher:
             conversations,
             agent,
         )
+        self._commands, self._image_problem = commands, image_problem
         self._channels = {channel.name: channel for channel in channels}
         self.counts: Counter[str] = Counter()
         """Messages accepted and refused, answers delivered and given up."""
@@ -310,12 +317,19 @@ class ChannelDispatcher:
     ) -> AcceptResult:
         """Start a run; if that fails, store the failure as the answer."""
         try:
+            if message.command:
+                return await self._run_command(stored, message)
             if answered := await self._answer_question(stored, message):
                 return answered
+            agent = message.agent or self._agent or self._runs.default_agent
+            if message.images and (why := self._image_problem(agent)):
+                raise ConfigError(f"the images cannot be read: {why}")
             label = Label(untrusted=True, sources=(stored.channel,)) if message.untrusted else CLEAN
-            request = RunRequest(message.text, stored.session_id, label=label)
+            request = RunRequest(
+                message.text, stored.session_id, label=label, images=message.images
+            )
             await self._conversations.of(message.tenant).open(
-                message.agent or self._agent or self._runs.default_agent,
+                agent,
                 session_id=stored.session_id,
                 owner=message.user,
                 title=request.session_title,
@@ -327,6 +341,28 @@ class ChannelDispatcher:
         except EvoClawError as problem:
             return await self._report_failure(stored, message, problem)
         return AcceptResult(MessageState.ACCEPTED, view.run_id)
+
+    async def _run_command(
+        self, stored: StoredInboundMessage, message: InboundMessage
+    ) -> AcceptResult:
+        """Run the command that a message is; its result is the answer."""
+        assert self._commands is not None  # the channels that have commands need it
+        result = await self._commands.run(stored, message)
+        answer = ChannelAnswer(
+            f"command-{stored.seq}",
+            message.agent,
+            message.id,
+            result.state,
+            result.text,
+            session=message.conversation,
+            run_id=result.run_id,
+            timestamp=self._store.clock(),
+        )
+        await self._store.add_delivery(
+            stored, answer.id, msgspec.json.encode(answer), message_state=DONE
+        )
+        self._deliveries[stored.channel].wake()
+        return AcceptResult(MessageState.ACCEPTED)
 
     async def _answer_question(
         self, stored: StoredInboundMessage, message: InboundMessage
@@ -382,13 +418,15 @@ class ChannelDispatcher:
 
 
 def _new_message(message: InboundMessage) -> NewInboundMessage:
-    content = msgspec.json.encode([message.agent, message.conversation, message.text])
+    parts = [message.agent, message.conversation, message.text]
+    parts += [image.data for image in message.images]
+    content = msgspec.json.encode(parts)
     return NewInboundMessage(
         message.tenant,
         message.channel,
         message.sender,
         message.id,
-        f"{message.agent}/{message.conversation}",  # a session belongs to one agent
+        message.conversation_key,
         sha256(content).hexdigest(),
         msgspec.json.encode(message),
         secrets.token_hex(8),

@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct
 
 from evoclaw.core.errors import ConfigError
+from evoclaw.orchestrator.channels.chat.approvals import ChatApprovals
+from evoclaw.orchestrator.channels.chat.channel import ChatChannel
+from evoclaw.orchestrator.channels.chat.discord import DiscordBot
+from evoclaw.orchestrator.channels.chat.mail import MailAccount
+from evoclaw.orchestrator.channels.chat.matrix import MatrixAccount
+from evoclaw.orchestrator.channels.chat.messages import ChatService
+from evoclaw.orchestrator.channels.chat.pairing import ChannelPairing
+from evoclaw.orchestrator.channels.chat.settings import CHAT_KINDS
+from evoclaw.orchestrator.channels.chat.slack import SlackApp
+from evoclaw.orchestrator.channels.chat.telegram import TelegramBot
 from evoclaw.orchestrator.channels.dispatcher import Channel
 from evoclaw.orchestrator.channels.mqtt import MqttChannel
 from evoclaw.orchestrator.channels.settings import ChannelSettings, check_channels
 from evoclaw.orchestrator.channels.webhooks import WebhookChannel
+from evoclaw.store.channels import ChannelStore
 from evoclaw.transport.link import Link
 
 
 def build_channels(
-    settings: Sequence[ChannelSettings], env: Mapping[str, str], link: Callable[[], Link]
+    settings: Sequence[ChannelSettings],
+    env: Mapping[str, str],
+    link: Callable[[], Link],
+    store: ChannelStore,
+    approvals: ChatApprovals,
 ) -> Sequence[Channel]:
     """Build all channels; raise `ConfigError` for one that cannot work.
 
@@ -21,32 +39,60 @@ def build_channels(
         settings: The `[[channels]]`.
         env: The environment variables, which may hold secrets.
         link: Makes a new connection to the broker, for one channel.
+        store: Where chat channels store how far they have read.
+        approvals: Asks for approvals in conversations.
     """
     check_channels(settings)
-    return [
-        MqttChannel(channel, link())
-        if channel.kind == "mqtt"
-        else WebhookChannel(channel, read_secret(channel, env))
-        for channel in settings
-    ]
+
+    def build(channel: ChannelSettings) -> Channel:
+        if channel.kind == "mqtt":
+            return MqttChannel(channel, link())
+        if channel.kind == "webhook":
+            secret = read_secret(channel.name, "secret", channel.webhook, env)
+            return WebhookChannel(channel, secret.encode())
+        pairing = ChannelPairing(channel.name, store)
+        return ChatChannel(channel, build_service(channel, env), store, approvals, pairing)
+
+    return [build(channel) for channel in settings]
 
 
-def read_secret(settings: ChannelSettings, env: Mapping[str, str]) -> bytes:
-    """The secret of a webhook, from its environment variable or its file."""
-    webhook = settings.webhook
-    if webhook.secret_file is None:
-        found = env.get(webhook.secret_env, "")
-        where = f"the environment variable {webhook.secret_env}"
+def build_service(channel: ChannelSettings, env: Mapping[str, str]) -> ChatService:
+    """The client of a chat channel; raise `ConfigError` if its secret is missing."""
+    assert channel.kind in CHAT_KINDS
+
+    def secret(name: str) -> str:
+        return read_secret(channel.name, name, getattr(channel, channel.kind), env)
+
+    builders: Mapping[str, Callable[[], ChatService]] = {
+        "telegram": lambda: TelegramBot(channel.telegram, secret("token")),
+        "slack": lambda: SlackApp(channel.slack, secret("token"), secret("app_token")),
+        "discord": lambda: DiscordBot(channel.discord, secret("token")),
+        "matrix": lambda: MatrixAccount(channel.matrix, secret("token")),
+        "email": lambda: MailAccount(channel.email, secret("password")),
+    }
+    return builders[channel.kind]()
+
+
+def read_secret(channel: str, name: str, settings: Struct, env: Mapping[str, str]) -> str:
+    """A secret of a channel, from its environment variable or its file.
+
+    Args:
+        channel: The name of the channel, for error messages.
+        name: The start of the names of the two settings.
+        settings: The table with the settings.
+        env: The environment variables.
+    """
+    path: Path | None = getattr(settings, f"{name}_file")
+    what = f"the {name.replace('_', ' ')} of the channel {channel!r}"
+    if path is None:
+        variable: str = getattr(settings, f"{name}_env")
+        found, where = env.get(variable, "").strip(), f"the environment variable {variable}"
     else:
-        where = str(webhook.secret_file)
+        where = str(path)
         try:
-            found = webhook.secret_file.read_text().strip()
+            found = path.read_text().strip()
         except (OSError, UnicodeDecodeError) as problem:
-            raise ConfigError(
-                f"cannot read the secret of the channel {settings.name!r} in {where}: {problem}"
-            ) from None
+            raise ConfigError(f"cannot read {what} in {where}: {problem}") from None
     if not found:
-        raise ConfigError(
-            f"{where} is empty; it must hold the secret of the channel {settings.name!r}"
-        )
-    return found.encode()
+        raise ConfigError(f"{where} is empty; it must hold {what}")
+    return found

@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.labels import Principal
+from evoclaw.core.messages import ImageBlock
 from evoclaw.transport.mailboxes import MailboxState, OutboxMessage
 
 ChannelAnswer = OutboxMessage
@@ -31,6 +32,17 @@ class InboundMessage(Struct, frozen=True, omit_defaults=True):
     """The sender's name for one of several conversations."""
     untrusted: bool = False
     """Whether it may come from a sender who is not configured."""
+    command: str = ""
+    """The command that it is, such as `new`; empty for a message to the agent."""
+    images: tuple[ImageBlock, ...] = ()
+    """Images that belong to the message."""
+    reply_to: str = ""
+    """What the channel needs to answer it, in a form of its own."""
+
+    @property
+    def conversation_key(self) -> str:
+        """What its session is stored under, beside channel and sender."""
+        return f"{self.agent}/{self.conversation}"  # a session belongs to one agent
 
     @property
     def principal(self) -> Principal:

@@ -9,10 +9,12 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from evoclaw.core.errors import ConfigError
+from evoclaw.orchestrator.channels.chat.settings import CHAT_KINDS, ChatTables, check_chat
 from evoclaw.transport.topics import ID_RULE, is_agent_id
 
 SignatureScheme = Literal["evoclaw", "github", "slack"]
 JsonPointer = Annotated[str, Meta(pattern="^(/.*)?$", max_length=200)]
+ChannelKind = Literal["mqtt", "webhook", "telegram", "slack", "discord", "matrix", "email"]
 ANY_SENDER = "*"
 
 
@@ -43,18 +45,19 @@ class WebhookSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Non-public addresses or networks that the callback may reach."""
 
 
-class ChannelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ChannelSettings(ChatTables, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One of `[[channels]]`."""
 
     name: str
-    kind: Literal["mqtt", "webhook"]
+    kind: ChannelKind
     tenant: str = "local"
     agent: str = ""
     """The agent that answers; by default the default agent, and on MQTT the agent of the inbox. If
     set, MQTT users reach only this agent."""
     senders: dict[str, str] | tuple[str, ...] = ()
     """Who may use it: names on the channel, or a table from those to names of users here. `*` is
-    everybody; messages of senders not listed by name are untrusted."""
+    everybody; messages of senders not listed by name are untrusted. A chat channel may have none:
+    people are added with `evoclaw channels pair`."""
     patience_s: Annotated[float, Meta(ge=1, le=30 * 86_400)] = 86_400.0
     """Seconds after which the orchestrator stops trying to deliver an answer."""
     webhook: WebhookSettings = WebhookSettings()
@@ -89,15 +92,34 @@ def check_channels(channels: Sequence[ChannelSettings]) -> None:
         if channel.name in names:
             raise ConfigError(f"two channels are named {channel.name!r}; rename one")
         names.add(channel.name)
-        if not channel.senders:
+        is_chat = channel.kind in CHAT_KINDS
+        if not channel.senders and not is_chat:
             raise ConfigError(
                 f"{where}: senders is empty, so no one may use it; list senders, or '*' "
                 "for everyone"
             )
+        _check_tables(where, channel)
         if channel.kind == "webhook":
             _check_webhook(where, channel.webhook)
+        elif is_chat:
+            check_chat(where, channel.kind, channel)
+        if channel.kind == "email" and channel.is_open:
+            raise ConfigError(
+                f"{where}: senders: '*' would answer forged mails and mailing lists; list addresses"
+            )
     if sum(channel.kind == "mqtt" for channel in channels) > 1:
         raise ConfigError("there are two channels of kind 'mqtt', but only one broker; remove one")
+
+
+def _check_tables(where: str, channel: ChannelSettings) -> None:
+    """Refuse the table of another kind: it would have no effect."""
+    defaults = ChannelSettings(name="", kind="mqtt")
+    for table in ("webhook", *CHAT_KINDS):
+        if table != channel.kind and getattr(channel, table) != getattr(defaults, table):
+            raise ConfigError(
+                f"{where}: [channels.{table}] has no effect for kind {channel.kind!r}; remove the "
+                "table, or change the kind"
+            )
 
 
 def _check_webhook(where: str, webhook: WebhookSettings) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import re
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import b32encode, urlsafe_b64decode, urlsafe_b64encode
 from hashlib import sha256
 from typing import Literal, TypeAlias
 
@@ -18,6 +18,13 @@ DIGEST_CHARS = 32
 _TOKEN = re.compile(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]{43})")
 OneTapDecision: TypeAlias = Literal["once", "deny"]
 _PURPOSE = b"evoclaw one-tap answer 1\n"
+_CODE_PURPOSE = b"evoclaw answer code 1\n"
+BUTTON_SIGNATURE_CHARS = 22
+"""Of the signature of a button: 132 bits; a button of Telegram holds 64 characters."""
+CODE_CHARS = 8
+"""Of a code that a person types: 40 bits, valid for one call and one sender."""
+BUTTON_TOKEN = re.compile(r"([A-Za-z0-9]{1,20})\.([0-9a-f]{1,12})\.([od])\.[A-Za-z0-9_-]{22}")
+"""The id of the approval, the end of the validity in hexadecimal, `o`nce or `d`eny."""
 
 
 class OneTapAnswer(Struct, frozen=True, array_like=True):
@@ -55,6 +62,17 @@ class AnswerTokens:
             return msgspec.json.decode(urlsafe_b64decode(padded), type=OneTapAnswer)
         except (ValueError, msgspec.DecodeError):
             return None
+
+    def button(self, answer: OneTapAnswer) -> str:
+        """A short token; it is checked by making it again for the call that waits."""
+        signature = self._signature(_encoded(msgspec.json.encode(answer)))
+        start = f"{answer.approval_id}.{answer.expires_at:x}.{answer.decision[0]}"
+        return f"{start}.{signature[:BUTTON_SIGNATURE_CHARS]}"
+
+    def code(self, answer: OneTapAnswer) -> str:
+        """A code that a person can type; it is checked by making it again."""
+        signed = hmac.new(self._key, _CODE_PURPOSE + msgspec.json.encode(answer), sha256)
+        return b32encode(signed.digest())[:CODE_CHARS].decode().lower()
 
     def _signature(self, body: str) -> str:
         return _encoded(hmac.new(self._key, _PURPOSE + body.encode(), sha256).digest())
