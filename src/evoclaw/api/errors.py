@@ -32,6 +32,7 @@ from evoclaw.orchestrator.runs.requests import (
     UnknownEdge,
 )
 from evoclaw.orchestrator.runs.supervisor import StoreError
+from evoclaw.orchestrator.runs.undo import AlreadyUndone, RunNotEnded
 from evoclaw.orchestrator.sessions.conversations import SessionBusy, SessionNotFound
 from evoclaw.workflows import errors as workflows
 
@@ -133,6 +134,8 @@ _STATUS_BY_ERROR: Mapping[type[EvoClawError], tuple[int, str]] = {
     SessionHasHistory: (409, "other_history"),
     workflows.NotAPerson: (403, "forbidden"),
     EmptyMessage: (422, "invalid"),
+    RunNotEnded: (409, "busy"),
+    AlreadyUndone: (409, "already_undone"),
     EdgeNotUsable: (409, "other_edge"),
     UnknownEdge: (404, "not_found"),
     workflows.BadInputs: (422, "invalid"),

@@ -46,6 +46,8 @@ class ChatPosition(Struct, frozen=True):
     """The edge that the session works on, as far as it was chosen; empty: the default edge."""
     model: str = ""
     """The model of the next messages; empty: the agent's own."""
+    note: str = ""
+    """What the model is told with the next message."""
 
     async def enter(self, client: ServiceClient) -> tuple[ChatPosition, dict[str, JSON] | None]:
         """Find the named session, or start a new one with that title; with its unfinished run."""
@@ -91,7 +93,7 @@ def run_request(position: ChatPosition, message: str) -> dict[str, JSON]:
     """The request that sends a message at a position."""
     is_new = not position.session
     request: dict[str, JSON] = {
-        "message": message,
+        "message": f"{message}\n\n{position.note}" if position.note else message,
         "session_id": position.session,
         "agent": position.agent if is_new else "",
         "title": position.title if is_new else "",
@@ -310,6 +312,10 @@ async def _judge(
     return where
 
 
+async def _undo(client: ServiceClient, _rest: str, where: ChatPosition) -> ChatPosition:
+    return where
+
+
 async def _output(_client: ServiceClient, _rest: str, where: ChatPosition) -> ChatPosition:
     return where
 
@@ -332,6 +338,7 @@ COMMANDS: Mapping[
     "/history": ("Show the messages with their numbers", _history),
     "/attach": ("Attach a picture to the next message: /attach FILE", _attach),
     "/output": ("Show all of the last result, or of the Nth last: /output [N]", _output),
+    "/undo": ("Take back what the last answer changed in files", _undo),
     "/cost": ("Show the tokens and the cost of this session, and what is left", _cost),
     "/good": ("Say that the last answer was good: /good [WHY]", _good),
     "/bad": ("Say that the last answer was bad: /bad [WHY]", _bad),

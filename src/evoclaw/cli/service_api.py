@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from evoclaw.cli.client import ServiceClient, ServiceNotRunning, ServiceRefused
-from evoclaw.cli.terminal_text import clean, one_line
+from evoclaw.cli.terminal_text import clean, on_machine, one_line
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.events import Record, RunFinished
 from evoclaw.core.ledgers import DOLLARS
@@ -82,10 +82,56 @@ async def steer_run(client: ServiceClient, run_id: str, message: str) -> None:
     await client.post(api_path("runs", run_id, "messages"), {"message": message})
 
 
-async def rate_run(client: ServiceClient, run_id: str, verdict: str, reason: str) -> None:
-    """Say whether a run was good."""
+async def rate_run(
+    client: ServiceClient, run_id: str, verdict: str, reason: str
+) -> dict[str, JSON]:
+    """Say whether a run was good; returns the rating."""
     body: JSON = {"verdict": verdict, "reason": reason}
-    await client.post(api_path("runs", run_id, "rating"), body)
+    return as_object(await client.post(api_path("runs", run_id, "rating"), body))
+
+
+class UndoneMachineRow(Struct, frozen=True):
+    """How undoing a run ended on one machine."""
+
+    machine: str
+    run_id: str
+    state: str
+    """`undone`, `waiting` or `failed`."""
+    restored: tuple[str, ...] = ()
+    not_restored: dict[str, str] = {}
+    reason: str = ""
+
+
+class UndoRow(Struct, frozen=True):
+    """How undoing a run ended."""
+
+    machines: tuple[UndoneMachineRow, ...]
+    left: tuple[str, ...] = ()
+    """What cannot be taken back."""
+
+    def lines(self) -> list[str]:
+        """The same for a person."""
+        lines: list[str] = []
+        for machine in self.machines:
+            where = on_machine(machine.machine)
+            lines += [f"taken back{where}: {clean(path)}" for path in machine.restored]
+            lines += [
+                f"not taken back{where}: {clean(path)}: {clean(why)}"
+                for path, why in machine.not_restored.items()
+            ]
+            if machine.state != "undone":
+                lines.append(f"{machine.state}{where}: {clean(machine.reason)}")
+        if not self.machines:
+            lines.append("the run changed no files that can be taken back")
+        if self.left:
+            lines.append("these calls cannot be taken back:")
+            lines += [f"  {one_line(call, 200)}" for call in self.left]
+        return lines
+
+
+async def undo_run(client: ServiceClient, run_id: str) -> UndoRow:
+    """Take back what a run changed in files; waits until that has ended, or waits for a person."""
+    return msgspec.convert(await client.post(api_path("runs", run_id, "undo")), UndoRow)
 
 
 async def list_pending_approvals(
