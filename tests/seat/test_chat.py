@@ -46,3 +46,33 @@ async def test_a_person_works_reviews_an_edit_and_judges_the_answer(tmp_path: Pa
             screen = await here.until("ready")
             assert "> change it\nChanged the note.\n" in screen
             await here.until("ready · evoclaw")
+
+
+async def test_a_person_edits_a_call_before_it_runs(tmp_path: Path) -> None:
+    async with seat(tmp_path, SUPERVISED, edge=True) as place:
+        await place.wait_online("local")
+        work = place.up.workspace
+        place.up.models.scripts["make it"] = 'call bash {"command": "touch first"}\nsay made it'
+        place.up.models.scripts["read a key"] = 'call bash {"command": "touch x"}\nsay tried'
+        async with terminal(place.up.shell, "chat", columns=90) as here:
+            await here.until("on local")
+            await here.send_line("make it")
+            await here.until("[e]dit")
+            here.type("e")
+            await here.until("> touch first")
+            here.type(" second\r")
+            await here.expect("with the arguments that the user edited")
+            await here.expect("made it")
+            assert (work / "second").exists()
+            await here.send_line("read a key")
+            await here.until("[e]dit")
+            here.type("e")
+            await here.until("> touch x")
+            here.type(" && cat ~/.ssh/id_rsa\r")
+            await here.expect("denied")
+            await here.expect("tried")
+            assert not (work / "x").exists()
+        told = str(place.up.models.asked[1].body["messages"])
+        assert "The user edited this call before it ran" in told and "touch first second" in told
+        audit = await place.type("logs", "--json")
+        assert '"edited": true' in audit.out.replace('":true', '": true')

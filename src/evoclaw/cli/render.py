@@ -144,6 +144,8 @@ class TerminalRenderer:
                 self._note(f"? {where}{one_line(reason, 200)}", "yellow")
             case ApprovalAnswered(_, Decision.PENDING):
                 pass  # the end of the run says what it waits for
+            case ApprovalAnswered(_, _, _, dict()):
+                self._note("  approved once, with the arguments that the user edited", "yellow")
             case ApprovalAnswered(_, decision, reason):
                 self._note(f"  {_decided(decision, one_line(reason))}", "yellow")
             case CallStarted(call_id, name, arguments, machine=machine):

@@ -144,7 +144,9 @@ async def list_pending_approvals(
 
 async def answer_approval(client: ServiceClient, id_: str, approval: Approval) -> None:
     """Answer an approval, on behalf of the user of this command."""
-    body = {"decision": str(approval.decision), "reason": approval.reason}
+    body: dict[str, JSON] = {"decision": str(approval.decision), "reason": approval.reason}
+    if approval.arguments is not None:
+        body["arguments"] = approval.arguments
     await client.post(api_path("approvals", id_, "answer"), body)
 
 

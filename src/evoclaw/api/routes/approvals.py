@@ -53,6 +53,8 @@ class ApprovalView(Struct, frozen=True, omit_defaults=True):
     answered_by: str = ""
     answered_at: float | None = None
     answer_reason: str = ""
+    edited: bool = False
+    """Whether the person changed the arguments with which the call ran."""
     uses: int = 0
     machine: str = ""
     """The machine that the call would run on; empty: that of its run."""
@@ -73,6 +75,8 @@ class ApprovalDecision(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """`step`: once, and this step of its workflow from now on, as `covers_step` says."""
     reason: Reason = ""
     """Sent to the model, and recorded."""
+    arguments: dict[str, JSON] | None = None
+    """With `once`: run the call with these arguments instead; they are checked like the model's."""
 
 
 class ApproveRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -143,6 +147,7 @@ def approval_view(case: ApprovalCase) -> ApprovalView:
         answered_by="" if answer is None else answer.by.name,
         answered_at=None if answer is None else answer.at,
         answer_reason="" if answer is None else answer.reason,
+        edited=answer is not None and answer.arguments is not None,
         uses=case.uses,
         machine=asking.scope.machine,
         covers_step="" if asking.step_scope is None else asking.step_scope.description,
@@ -158,7 +163,12 @@ async def _own_approval(parts: ApiDependencies, caller: Caller, id_: str) -> App
 
 
 async def _decide(
-    parts: ApiDependencies, caller: Caller, id_: str, decision: Decision | None, reason: str
+    parts: ApiDependencies,
+    caller: Caller,
+    id_: str,
+    decision: Decision | None,
+    reason: str,
+    arguments: dict[str, JSON] | None = None,
 ) -> ApprovalView:
     """Record a person's decision, and resume the run that waits; None approves its step too."""
     approvals = require(parts.approvals, "approvals")
@@ -166,7 +176,7 @@ async def _decide(
     problem = (
         await approvals.approve_step(id_, caller.answerer(), reason)
         if decision is None
-        else await approvals.answer(id_, decision, caller.answerer(), reason)
+        else await approvals.answer(id_, decision, caller.answerer(), reason, arguments)
     )
     if problem:
         raise ApiError(409, "not_waiting", problem)
@@ -232,7 +242,9 @@ async def answer_approval(
     decision = None if data.decision == "step" else Decision(data.decision)
     if decision is None:
         check_step_approver(caller)
-    return await _decide(parts, caller, approval_id, decision, data.reason)
+    if data.arguments is not None and decision is not Decision.ONCE:
+        raise ApiError(422, "invalid", "Edited arguments need the decision 'once'.")
+    return await _decide(parts, caller, approval_id, decision, data.reason, data.arguments)
 
 
 @post(
