@@ -76,3 +76,36 @@ async def test_a_person_edits_a_call_before_it_runs(tmp_path: Path) -> None:
         assert "The user edited this call before it ran" in told and "touch first second" in told
         audit = await place.type("logs", "--json")
         assert '"edited": true' in audit.out.replace('":true', '": true')
+
+
+async def test_compact_continues_with_a_summary_and_keeps_the_whole_conversation(
+    tmp_path: Path,
+) -> None:
+    long = "word " * 300 + "end"
+    async with seat(tmp_path) as place:
+        scripts = place.up.models.scripts
+        scripts["tell me all"] = f"say {long}"
+        scripts[f"user: tell me all\nassistant: {long}"] = "say they told each other all"
+        async with terminal(place.up.shell, "chat", columns=90) as here:
+            await here.send_line("/compact")
+            await here.expect("this session has no messages yet")
+            await here.send_line("tell me all")
+            await here.expect("completed")
+            await here.send_line("/compact")
+            await here.expect("there is nothing to summarise yet")
+            await here.send_line("say short")
+            await here.expect("completed")
+            await here.send_line("/compact")
+            before = await here.expect(" tokens before, ")
+            after = await here.expect(" now")
+            assert int(after) < int(before.rpartition("about ")[2].replace(",", "")) / 2
+            await here.expect("the whole conversation is in")
+            await here.send_line("say next")
+            await here.expect("completed")
+        client = await place.up.wait_ready()
+        messages = place.up.models.asked[-1].body["messages"]
+        texts = [str(message["content"]) for message in messages if message["role"] != "system"]
+        summary = "[Earlier turns, summarised]\nthey told each other all"
+        assert texts == [summary, "say short", "short", "say next"]
+        sessions = ok(await client.get("/v1/sessions"))["items"]
+        assert {session["title"] for session in sessions} == {"tell me all", "summary of a session"}

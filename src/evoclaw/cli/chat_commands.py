@@ -264,6 +264,15 @@ async def _branch(client: ServiceClient, rest: str, where: ChatPosition) -> Chat
     return ChatPosition(made, where.agent, on=where.on, model=where.model)
 
 
+async def _compact(client: ServiceClient, _rest: str, where: ChatPosition) -> ChatPosition:
+    if not where.session:
+        raise ConfigError("this session has no messages yet")
+    made, before, after = await service_api.compact_session(client, where.session, where.model)
+    print_err(f"summarised: about {before:,} tokens before, {after:,} now")
+    print_err(f"this is now session {made}; the whole conversation is in {where.session}")
+    return ChatPosition(made, where.agent, on=where.on, model=where.model)
+
+
 async def _attach(_client: ServiceClient, rest: str, where: ChatPosition) -> ChatPosition:
     if not rest:
         print_err("nothing is attached to the next message; attach a picture with /attach FILE")
@@ -347,6 +356,7 @@ COMMANDS: Mapping[
     "/deny": ("Deny a waiting call: /deny [ID REASON]", _deny),
     "/cancel": ("Cancel the current run", _cancel),
     "/branch": ("Start a new session from message N: /branch [N]", _branch),
+    "/compact": ("Summarise the older messages, to send the model fewer tokens", _compact),
     "/quit": ("Leave the chat", _quit),
 }
 """By name: the help text, and the function."""

@@ -391,6 +391,15 @@ async def branch_session(client: ServiceClient, session_id: str, at: int | None,
     return str(as_object(await client.post(api_path("sessions", session_id, "branch"), body))["id"])
 
 
+async def compact_session(
+    client: ServiceClient, session_id: str, model: str
+) -> tuple[str, int, int]:
+    """Continue a session in a new one, with a summary: its id, and the tokens before and after."""
+    body: JSON = {"model": model}
+    made = as_object(await client.post(api_path("sessions", session_id, "compact"), body))
+    return str(made["session_id"]), int(made["tokens_before"]), int(made["tokens_after"])
+
+
 async def delete_session(client: ServiceClient, session_id: str) -> None:
     """Delete a session."""
     await client.request("DELETE", api_path("sessions", session_id))
