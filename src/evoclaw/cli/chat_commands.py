@@ -19,6 +19,7 @@ from evoclaw.cli.terminal_text import clean, format_table, on_machine, one_line,
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Approval, Decision
+from evoclaw.core.suggestions import did_you_mean
 
 DEFAULT_EDGE = "default"
 """What the user types for the default edge."""
@@ -139,7 +140,8 @@ async def _session(client: ServiceClient, rest: str, where: ChatPosition) -> Cha
         return where
     found = await service_api.find_session(client, rest)
     if found is None:
-        raise ConfigError(f"there is no session {rest!r}; see /sessions")
+        similar = await service_api.similar_session(client, rest)
+        raise ConfigError(f"there is no session {rest!r}; see /sessions{similar}")
     print_err(f"{text_of(found, 'messages') or 0} earlier messages; /history shows them")
     return _position_in(found, where)
 
@@ -163,7 +165,8 @@ async def _on(client: ServiceClient, rest: str, where: ChatPosition) -> ChatPosi
         await service_api.move_session(client, where.session, chosen)
     elif chosen and chosen not in (*names, *EDGE_SELECTORS):
         known = ", ".join(names) or "none"
-        raise ConfigError(f"there is no edge {rest!r}; known edges: {known}")
+        similar = did_you_mean(rest, names)
+        raise ConfigError(f"there is no edge {rest!r}; known edges: {known}{similar}")
     print_err(f"this session works on {clean(chosen or 'the default edge')} from now on")
     return replace(where, on=chosen)
 

@@ -32,6 +32,7 @@ from evoclaw.cli.terminal_text import clean, one_line, text_of
 from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.core.events import CallFinished
 from evoclaw.core.messages import JSON
+from evoclaw.core.suggestions import did_you_mean
 
 HISTORY_FILE = "chat_history"
 """The file of typed messages, in the data folder."""
@@ -148,7 +149,7 @@ class TerminalChat:
             self._show_output(rest)
             return
         if name not in COMMANDS:
-            print_err(f"no such command: {name}; {HELP_HINT}")
+            print_err(f"no such command: {name}; {HELP_HINT}{did_you_mean(name, COMMANDS)}")
             return
         before = self._position
         try:

@@ -20,6 +20,7 @@ from evoclaw.core.events import Record, RunFinished
 from evoclaw.core.ledgers import DOLLARS
 from evoclaw.core.messages import JSON, is_array, is_object
 from evoclaw.core.ports import Approval
+from evoclaw.core.suggestions import did_you_mean
 from evoclaw.tools.question import Question, UserAnswer
 
 START_ATTEMPTS = 3
@@ -284,6 +285,13 @@ async def find_session(client: ServiceClient, name: str) -> dict[str, JSON] | No
                 raise
     found = await fetch_pages(client, api_path("sessions"), MAX_SEARCHED_SESSIONS)
     return next((session for session in found if session.get("title") == name), None)
+
+
+async def similar_session(client: ServiceClient, name: str) -> str:
+    """A suggestion for a session that does not exist, by title or id; may be empty."""
+    found = await fetch_pages(client, api_path("sessions"), MAX_SEARCHED_SESSIONS)
+    titles = [str(session.get("title", "")) for session in found]
+    return did_you_mean(name, [*titles, *(str(session.get("id", "")) for session in found)])
 
 
 async def list_sessions(client: ServiceClient, max_rows: int) -> list[dict[str, JSON]]:
