@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 
 from evoclaw.cli import exits
@@ -9,6 +10,10 @@ from tests.support.seat import seat
 from tests.support.terminal import terminal
 from tests.support.up_process import SETTINGS, ok
 
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+"""One pixel."""
 SUPERVISED = SETTINGS.replace('autonomy = "full"', 'autonomy = "supervised"')
 
 
@@ -109,3 +114,36 @@ async def test_compact_continues_with_a_summary_and_keeps_the_whole_conversation
         assert texts == [summary, "say short", "short", "say next"]
         sessions = ok(await client.get("/v1/sessions"))["items"]
         assert {session["title"] for session in sessions} == {"tell me all", "summary of a session"}
+
+
+async def test_a_person_attaches_a_picture_names_a_file_and_chooses_model_and_edge(
+    tmp_path: Path,
+) -> None:
+    async with seat(tmp_path, edge=True) as place:
+        await place.wait_online("local")
+        (place.up.workspace / "dot.png").write_bytes(PNG)
+        async with terminal(place.up.shell, "chat", columns=100) as here:
+            await here.until("on local")
+            await here.send_line("/attach dot.png")
+            await here.expect("your next message is sent with dot.png")
+            await here.until("1 attached")
+            await here.send_line("/attach")
+            await here.expect("nothing is attached")
+            await here.send_line("/attach missing.png")
+            await here.expect("missing.png")
+            await here.send_line("/model")
+            await here.expect("the model of the agent")
+            await here.send_line("/on")
+            await here.expect("* local  online")
+            await here.send_line("/on locl")
+            await here.expect("did you mean 'local'?")
+            await here.send_line("/udno")
+            await here.expect("did you mean '/undo'?")
+            here.type("say see @do\t\r")
+            await here.expect("see @dot.png")
+            await here.expect("completed")
+            await here.send_line("/session sya")
+            await here.expect("there is no session 'sya'")
+        typed = await place.type("sessions", "show", "say see @dot.pn")
+        assert typed.code == exits.MISUSED
+        assert "did you mean 'say see @dot.png'?" in typed.err

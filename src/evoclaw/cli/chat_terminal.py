@@ -149,7 +149,8 @@ class TerminalChat:
             self._show_output(rest)
             return
         if name not in COMMANDS:
-            print_err(f"no such command: {name}; {HELP_HINT}{did_you_mean(name, COMMANDS)}")
+            similar = did_you_mean(name, COMMANDS) or ";"
+            print_err(f"no such command: {name}{similar} {HELP_HINT}")
             return
         before = self._position
         try:
