@@ -140,7 +140,7 @@ async def test_the_card_of_an_edit_shows_a_diff_in_colour(tmp_path: Path) -> Non
         await here.until("ready")
 
 
-async def test_an_edited_call_is_made_again_and_asked_for_again(tmp_path: Path) -> None:
+async def test_a_call_is_edited_at_the_card_and_approved_as_edited(tmp_path: Path) -> None:
     fake_: list[StubService] = []
 
     async def asks(run: StubRun) -> None:
@@ -157,9 +157,35 @@ async def test_an_edited_call_is_made_again_and_asked_for_again(tmp_path: Path) 
         await here.until("> rm -r build")
         here.type("/old\r")
         answer = await here.expect("completed")
-        assert '"decision": "deny"' in answer
-        assert "Make exactly this call instead" in answer
-        assert "rm -r build/old" in answer
+        assert '"decision": "once"' in answer
+        assert '"arguments": {"command": "rm -r build/old"}' in answer.replace("\n", " ")
+
+
+async def test_a_call_is_edited_in_the_editor_of_the_user(tmp_path: Path) -> None:
+    fake_: list[StubService] = []
+
+    async def asks(run: StubRun) -> None:
+        fake_[0].asks(run, tool="write", path="a", content="one\ntwo")
+        said = await run.answered.get()
+        run.resumes()
+        run.ends(json.dumps(said))
+
+    editor = tmp_path / "editor"
+    editor.write_text('#!/bin/sh\nif [ -e once ]; then sed -i s/two/three/ "$1"; fi\n: > once\n')
+    editor.chmod(0o700)
+    async with serve_stub(asks) as fake:
+        fake_.append(fake)
+        shell = shell_for(fake, tmp_path)
+        shell.env["EDITOR"] = str(editor)
+        async with terminal(shell, "chat") as here:
+            await here.send_line("go")
+            await here.until("[e]dit")
+            here.type("e")
+            await here.expect("nothing was changed")
+            await here.until("[e]dit")
+            here.type("e")
+            answer = await here.expect("completed")
+            assert '"one\\nthree"' in answer
 
 
 async def test_tab_completes_commands_agents_edges_models_and_files(tmp_path: Path) -> None:

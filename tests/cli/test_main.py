@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shlex
 import subprocess
 import sys
@@ -14,7 +15,10 @@ import pytest
 from evoclaw.cli import exits
 from evoclaw.cli.examples import EXAMPLES
 from evoclaw.cli.main import GROUPS, command_line, main
+from evoclaw.cli.terminal_text import format_table, has_colour
+from evoclaw.core.errors import AgentNotFound
 from evoclaw.core.events import StopReason
+from evoclaw.core.suggestions import did_you_mean
 
 
 def tree(at: click.Context) -> Iterator[click.Context]:
@@ -149,3 +153,92 @@ def test_every_command_has_examples_that_it_understands(name: str) -> None:
             assert found is not None, example
             command, arguments = found, arguments[1:]
         command.make_context(name, arguments)
+
+
+CONFIRMATIONS = frozenset(
+    {
+        *("sessions rename", "sessions delete", "runs cancel", "runs steer", "workflows cancel"),
+        *("workflows answer", "edge join", "edges approve", "edges revoke", "edges shutdown"),
+        *("approvals approve", "approvals deny", "receipts export", "token revoke", "config set"),
+        *("config unset", "skills new", "skills add", "channels remove-user"),
+    }
+)
+"""Commands that only confirm what they did; their exit code says the same."""
+DOCUMENTS = frozenset(
+    {"runs records", "config reference", "completion", "systemd", "help", "receipts verify"}
+)
+"""Commands that print a file, a program or a text, which is what they are for."""
+SERVERS = frozenset({"up", "mcp serve"})
+
+
+def test_every_command_that_prints_data_can_print_json() -> None:
+    leaves = [at for at in everything() if not isinstance(at.command, click.Group)]
+    without = {
+        at.command_path.removeprefix("evoclaw ")
+        for at in leaves
+        if not any("--json" in param.opts for param in at.command.params)
+    }
+    assert without == {*CONFIRMATIONS, *DOCUMENTS, *SERVERS}
+
+
+def test_the_exit_codes_are_explained_in_the_help_and_in_the_guide(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    codes = {value for name, value in vars(exits).items() if name.isupper() and type(value) is int}
+    assert set(exits.MEANINGS) == codes
+    assert main(["help", "exit-codes"]) == exits.OK
+    shown = capsys.readouterr().out.splitlines()
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "chat.md").read_text()
+    for code, meaning in exits.MEANINGS.items():
+        assert f"{code:>5}  {meaning}" in shown
+        assert f"| {code} | {meaning} |" in guide
+    assert len(shown) == len(codes) + 1
+    assert {stop.value for stop in StopReason} == set(exits.BY_STOP)
+    for stop, code in exits.BY_STOP.items():
+        assert f"| `{stop}` | {code} |" in guide
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["rnus"], "'runs'"),
+        (["runs", "shwo"], "'show'"),
+        (["runs", "list", "--jsn"], "'--json'"),
+        (["config", "pth"], "'path'"),
+    ],
+)
+def test_a_mistyped_command_or_option_gets_a_suggestion(
+    typed: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(typed) == exits.MISUSED
+    assert f"Did you mean {meant}?" in capsys.readouterr().err
+
+
+def test_tables_are_aligned_and_coloured_only_when_asked() -> None:
+    rows = [("名前", "online", "x"), ("bob", "offline", "y")]
+    plain = format_table(rows)
+    assert plain == ["名前  online   x", "bob   offline  y"]
+    coloured = format_table(rows, colour=True)
+    assert "\x1b[32monline\x1b[0m   x" in coloured[0] and "\x1b[31moffline" in coloured[1]
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb"), ("", "")])
+def test_colours_are_left_out_where_they_are_not_wanted(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Screen(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert has_colour(Screen()) and not has_colour(io.StringIO())
+    if name:
+        monkeypatch.setenv(name, value)
+        assert not has_colour(Screen())
+
+
+def test_a_wrong_name_gets_the_most_similar_one() -> None:
+    assert did_you_mean("Garaeg", ["house", "garage"]) == "; did you mean 'garage'?"
+    assert did_you_mean("x", ["house", "garage"]) == ""
+    assert "did you mean 'reviewer'?" in str(AgentNotFound("reviwer", ["evoclaw", "reviewer"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import aclosing
 
 import pytest
 
@@ -11,6 +12,7 @@ from evoclaw.core.agent import LoopSettings
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ProviderError, ProviderErrorKind, ToolFailure
 from evoclaw.core.events import (
+    ApprovalAnswered,
     CallFinished,
     CallOutput,
     CallStarted,
@@ -31,12 +33,15 @@ from evoclaw.core.ports import (
     Approval,
     Ask,
     Decision,
+    Deny,
     Ports,
     Progress,
     Request,
     Verdict,
 )
 from evoclaw.core.profile import CallStyle, Profile
+from evoclaw.core.replay import verify_replay
+from evoclaw.core.run import Bus, recorded
 from evoclaw.core.state import new_run
 from evoclaw.core.tools import Call, Tool
 from evoclaw.providers.scripted import Scripted, calls, says
@@ -380,6 +385,99 @@ async def test_an_approved_call_runs_and_a_refused_one_does_not() -> None:
     )
     assert [call.arguments["text"] for call in executor.started] == ["yes"]
     assert "because" in ran.state.history[3].text  # type: ignore[union-attr]
+
+
+class Editing:
+    """Approves each call once, with other arguments."""
+
+    def __init__(self, **arguments: JSON) -> None:
+        self._arguments = arguments
+        self.asked = 0
+
+    async def approve(self, call: Call, ask: Ask) -> Approval:
+        self.asked += 1
+        return Approval(Decision.ONCE, "edited", self._arguments)
+
+
+async def test_a_call_that_a_person_edited_is_judged_again_and_runs_as_edited() -> None:
+    executor, approver = echo_table(), Editing(text="mine")
+    ran = await run(
+        Scripted(calls(("echo", {"text": "its"})), says("ok")),
+        executor,
+        policy=Asking(),
+        approver=approver,
+    )
+    assert [call.arguments for call in executor.started] == [{"text": "mine"}]
+    assert approver.asked == 1
+    kinds = [type(event).__name__ for event in ran.events]
+    assert kinds.count("CallJudged") == 2
+    (answered,) = [event for event in ran.events if isinstance(event, ApprovalAnswered)]
+    assert answered.arguments == {"text": "mine"}
+    result = ran.state.history[2]
+    assert isinstance(result, ToolResult)
+    assert result.text.startswith("[The user edited this call before it ran.")
+    assert result.text.endswith("echo(mine)")
+
+
+class DenyingMine(Asking):
+    async def judge(self, call: Call) -> Verdict:
+        if call.arguments.get("text") == "mine":
+            return Deny("rule", "not even you")
+        return await super().judge(call)
+
+
+async def test_an_edited_call_that_a_policy_denies_does_not_run() -> None:
+    executor = echo_table()
+    ran = await run(
+        Scripted(calls(("echo", {"text": "its"})), says("ok")),
+        executor,
+        policy=DenyingMine(),
+        approver=Editing(text="mine"),
+    )
+    assert executor.started == []
+    result = ran.state.history[2]
+    assert isinstance(result, ToolResult) and "not even you" in result.text
+
+
+async def test_edited_arguments_that_do_not_fit_the_tool_are_refused() -> None:
+    executor = Table((tool("echo", "text"), echo))
+    ran = await run(
+        Scripted(calls(("echo", {"text": "its"})), says("ok")),
+        executor,
+        policy=Asking(),
+        approver=Editing(text=["no", "text"]),
+    )
+    assert executor.started == []
+    result = ran.state.history[2]
+    assert isinstance(result, ToolResult) and result.error is ErrorKind.INVALID_PARAMS
+
+
+async def test_an_edited_call_that_was_interrupted_resumes_as_edited() -> None:
+    executor, provider = echo_table(), Scripted(calls(("echo", {"text": "its"})), says("ok"))
+    state = new_run([user("go")])
+    ports = Ports(provider, executor, Asking(), Editing(text="mine"))
+    async with aclosing(run_loop(state, ports, LoopSettings())) as events:
+        async for event in events:
+            if isinstance(event, CallStarted):
+                break
+    later = Ports(provider, executor, Asking(), Answering())
+    async with aclosing(run_loop(state, later, LoopSettings())) as events:
+        assert [event async for event in events][-1].stop is StopReason.COMPLETED  # type: ignore[union-attr]
+    assert [call.arguments["text"] for call in executor.started] == ["mine"]
+    assert executor.started[0].resumed
+
+
+async def test_a_run_with_an_edited_call_replays_byte_for_byte() -> None:
+    ports = Ports(
+        Scripted(calls(("echo", {"text": "its"})), says("ok")),
+        echo_table(),
+        Asking(),
+        Editing(text="mine"),
+    )
+    bus, state = Bus("r1"), new_run([user("go")], "r1")
+    events = run_loop(state, ports, LoopSettings())
+    records = [record async for record in recorded(events, bus)]
+    assert (await verify_replay(records)).same
 
 
 async def test_without_an_approver_a_call_that_needs_approval_is_denied() -> None:

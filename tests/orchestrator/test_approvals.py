@@ -116,6 +116,18 @@ async def test_a_pending_approval_names_the_approve_command_and_is_used_once(
         assert case.answer.by == ANN
 
 
+async def test_an_edited_call_is_approved_once_and_only_with_that_decision(tmp_path: Path) -> None:
+    async with desk(tmp_path) as approvals:
+        approver = approvals.approver("s1")
+        await approver.approve(call(), ASK)
+        (case,) = await approvals.waiting()
+        edited: dict[str, JSON] = {"command": "echo mine"}
+        for decision in (Decision.SESSION, Decision.DENY):
+            assert "once" in await approvals.answer(case.request.id, decision, ANN, "", edited)
+        assert await approvals.answer(case.request.id, Decision.ONCE, ANN, "", edited) == ""
+        assert await approver.approve(call(), ASK) == Approval(Decision.ONCE, "", edited)
+
+
 async def test_a_denial_and_its_reason_reach_the_model(tmp_path: Path) -> None:
     async with desk(tmp_path) as approvals:
         await approvals.approver().approve(call(), ASK)

@@ -362,6 +362,12 @@ EDGE_ROWS: Rows = {
         lambda made: made.parts.limits.dedupe_retention_s,
         "tests/fleet::dedupe_retention_s",
     ),
+    "limits.undo_hours": row("[limits]\nundo_hours = 0\n", names),
+    "limits.undo_bytes": row(
+        "[limits]\nundo_bytes = 2048\n",
+        lambda made: made.parts.images and made.parts.images.max_file_bytes,
+        "tests/seat/test_undo.py",
+    ),
     "model.max_retries": Row(
         f'{NAME}[model]\nname = "ollama/small"\nmax_retries = 0\n',
         edge(attempts),

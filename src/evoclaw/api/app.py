@@ -33,6 +33,7 @@ from evoclaw.api.routes import (
     tokens,
     tool_calls,
     tools_skills_memory,
+    undo,
     workflows,
 )
 from evoclaw.api.sse import Watchers
@@ -82,6 +83,7 @@ def _routes() -> list[HTTPRouteHandler]:
         *agents.ROUTES,
         *openai.ROUTES,
         *runs.ROUTES,
+        *undo.ROUTES,
         *replays.ROUTES,
         *approvals.ROUTES,
         *sessions.ROUTES,

@@ -21,6 +21,7 @@ from evoclaw.core.errors import (
 from evoclaw.core.messages import JSON
 from evoclaw.governance.shared_stops import StopNotShared
 from evoclaw.orchestrator.orchestrator import EdgeOffline
+from evoclaw.orchestrator.runs.compaction import CannotCompact
 from evoclaw.orchestrator.runs.requests import (
     Draining,
     EdgeNotUsable,
@@ -32,6 +33,7 @@ from evoclaw.orchestrator.runs.requests import (
     UnknownEdge,
 )
 from evoclaw.orchestrator.runs.supervisor import StoreError
+from evoclaw.orchestrator.runs.undo import AlreadyUndone, RunNotEnded
 from evoclaw.orchestrator.sessions.conversations import SessionBusy, SessionNotFound
 from evoclaw.workflows import errors as workflows
 
@@ -135,6 +137,9 @@ _STATUS_BY_ERROR: Mapping[type[EvoClawError], tuple[int, str]] = {
     SessionHasHistory: (409, "other_history"),
     workflows.NotAPerson: (403, "forbidden"),
     EmptyMessage: (422, "invalid"),
+    RunNotEnded: (409, "busy"),
+    AlreadyUndone: (409, "already_undone"),
+    CannotCompact: (409, "cannot_compact"),
     EdgeNotUsable: (409, "other_edge"),
     UnknownEdge: (404, "not_found"),
     workflows.BadInputs: (422, "invalid"),

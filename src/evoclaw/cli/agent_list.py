@@ -17,6 +17,7 @@ from evoclaw.cli.output import print_err, print_out
 from evoclaw.cli.terminal_text import clean, one_line
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON, is_array
+from evoclaw.core.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from evoclaw.core.agent import Agent
@@ -102,7 +103,8 @@ def _print_tool_hints(agents: Iterable[Agent]) -> None:
 def _show_edge(context: click.Context, name: str, found: dict[str, Agent], *, as_json: bool) -> int:
     """Show an edge, which this command did before; or say which agents there are."""
     if not is_known_edge(name):
-        raise ConfigError(f"unknown agent {name!r}; known agents: {', '.join(found)}")
+        similar = did_you_mean(name, found)
+        raise ConfigError(f"unknown agent {name!r}; known agents: {', '.join(found)}{similar}")
     print_err(f"`evoclaw agents show {name}` is now `evoclaw edges show {name}`")
     return context.invoke(edges.commands["show"], agent=name, as_json=as_json)
 

@@ -153,8 +153,10 @@ def _ship(*, as_json: bool) -> int:
 
 
 @audit.command("key", help="Print the public key that signs the checkpoints")
-def _key() -> int:
-    print_out(KEY_PREFIX + _own_key(_audit_location()[0]).public)
+@json_option()
+def _key(*, as_json: bool) -> int:
+    key = KEY_PREFIX + _own_key(_audit_location()[0]).public
+    print_out({"key": key} if as_json else key)
     return exits.OK
 
 

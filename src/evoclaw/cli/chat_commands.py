@@ -19,6 +19,7 @@ from evoclaw.cli.terminal_text import clean, format_table, on_machine, one_line,
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Approval, Decision
+from evoclaw.core.suggestions import did_you_mean
 
 DEFAULT_EDGE = "default"
 """What the user types for the default edge."""
@@ -46,6 +47,8 @@ class ChatPosition(Struct, frozen=True):
     """The edge that the session works on, as far as it was chosen; empty: the default edge."""
     model: str = ""
     """The model of the next messages; empty: the agent's own."""
+    note: str = ""
+    """What the model is told with the next message."""
 
     async def enter(self, client: ServiceClient) -> tuple[ChatPosition, dict[str, JSON] | None]:
         """Find the named session, or start a new one with that title; with its unfinished run."""
@@ -91,7 +94,7 @@ def run_request(position: ChatPosition, message: str) -> dict[str, JSON]:
     """The request that sends a message at a position."""
     is_new = not position.session
     request: dict[str, JSON] = {
-        "message": message,
+        "message": f"{message}\n\n{position.note}" if position.note else message,
         "session_id": position.session,
         "agent": position.agent if is_new else "",
         "title": position.title if is_new else "",
@@ -137,7 +140,8 @@ async def _session(client: ServiceClient, rest: str, where: ChatPosition) -> Cha
         return where
     found = await service_api.find_session(client, rest)
     if found is None:
-        raise ConfigError(f"there is no session {rest!r}; see /sessions")
+        similar = await service_api.similar_session(client, rest)
+        raise ConfigError(f"there is no session {rest!r}; see /sessions{similar}")
     print_err(f"{text_of(found, 'messages') or 0} earlier messages; /history shows them")
     return _position_in(found, where)
 
@@ -161,7 +165,8 @@ async def _on(client: ServiceClient, rest: str, where: ChatPosition) -> ChatPosi
         await service_api.move_session(client, where.session, chosen)
     elif chosen and chosen not in (*names, *EDGE_SELECTORS):
         known = ", ".join(names) or "none"
-        raise ConfigError(f"there is no edge {rest!r}; known edges: {known}")
+        similar = did_you_mean(rest, names)
+        raise ConfigError(f"there is no edge {rest!r}; known edges: {known}{similar}")
     print_err(f"this session works on {clean(chosen or 'the default edge')} from now on")
     return replace(where, on=chosen)
 
@@ -262,6 +267,15 @@ async def _branch(client: ServiceClient, rest: str, where: ChatPosition) -> Chat
     return ChatPosition(made, where.agent, on=where.on, model=where.model)
 
 
+async def _compact(client: ServiceClient, _rest: str, where: ChatPosition) -> ChatPosition:
+    if not where.session:
+        raise ConfigError("this session has no messages yet")
+    made, before, after = await service_api.compact_session(client, where.session, where.model)
+    print_err(f"summarised: about {before:,} tokens before, {after:,} now")
+    print_err(f"this is now session {made}; the whole conversation is in {where.session}")
+    return ChatPosition(made, where.agent, on=where.on, model=where.model)
+
+
 async def _attach(_client: ServiceClient, rest: str, where: ChatPosition) -> ChatPosition:
     if not rest:
         print_err("nothing is attached to the next message; attach a picture with /attach FILE")
@@ -310,6 +324,10 @@ async def _judge(
     return where
 
 
+async def _undo(client: ServiceClient, _rest: str, where: ChatPosition) -> ChatPosition:
+    return where
+
+
 async def _output(_client: ServiceClient, _rest: str, where: ChatPosition) -> ChatPosition:
     return where
 
@@ -332,6 +350,7 @@ COMMANDS: Mapping[
     "/history": ("Show the messages with their numbers", _history),
     "/attach": ("Attach a picture to the next message: /attach FILE", _attach),
     "/output": ("Show all of the last result, or of the Nth last: /output [N]", _output),
+    "/undo": ("Take back what the last answer changed in files", _undo),
     "/cost": ("Show the tokens and the cost of this session, and what is left", _cost),
     "/good": ("Say that the last answer was good: /good [WHY]", _good),
     "/bad": ("Say that the last answer was bad: /bad [WHY]", _bad),
@@ -340,6 +359,7 @@ COMMANDS: Mapping[
     "/deny": ("Deny a waiting call: /deny [ID REASON]", _deny),
     "/cancel": ("Cancel the current run", _cancel),
     "/branch": ("Start a new session from message N: /branch [N]", _branch),
+    "/compact": ("Summarise the older messages, to send the model fewer tokens", _compact),
     "/quit": ("Leave the chat", _quit),
 }
 """By name: the help text, and the function."""

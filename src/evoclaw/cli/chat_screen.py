@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
@@ -15,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
 
-from prompt_toolkit.application import Application
+from prompt_toolkit.application import Application, in_terminal
+from prompt_toolkit.application.current import set_app
 from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import (
     CompleteEvent,
@@ -45,6 +47,7 @@ from prompt_toolkit.utils import get_cwidth
 from prompt_toolkit.widgets import SearchToolbar
 
 from evoclaw.cli.chat_history import append_history, read_history
+from evoclaw.cli.editor import edit_in_program
 from evoclaw.core.errors import ConfigError
 
 PROMPT, CONTINUATION = "> ", "… "
@@ -122,6 +125,8 @@ class ChatScreen:
         """… and what the draft was."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._flushing = False
+        self._is_suspended = False
+        """Whether another program has the terminal."""
         self._suggestions = _Suggestions(suggest)
         self._message = Buffer(
             multiline=True,
@@ -209,6 +214,26 @@ class ChatScreen:
         self._answer.cursor_position = len(draft)
         return await self._ask(text, "", at_once=at_once)
 
+    async def edit_text(self, text: str, draft: str, *, suffix: str) -> str:
+        """Have the user edit a text, in the program that `VISUAL` or `EDITOR` names or here.
+
+        Args:
+            text: What to do, if it is edited here.
+            draft: The text to start from.
+            suffix: The ending of the file that the program opens.
+        """
+        program = os.environ.get("VISUAL") or os.environ.get("EDITOR")
+        if not program:
+            return await self.ask_line(text, draft, at_once=True)
+        with set_app(self._app):
+            async with in_terminal():
+                self._is_suspended = True
+                try:
+                    return await edit_in_program(program, draft, suffix)
+                finally:
+                    self._is_suspended = False
+                    self.print("")
+
     async def _ask(self, text: str, keys: str, *, at_once: bool = False) -> str:
         loop = asyncio.get_running_loop()
         question = self._question = _Question(text, keys, loop.create_future())
@@ -263,6 +288,8 @@ class ChatScreen:
 
     def _flush(self) -> None:
         self._flushing = False
+        if self._is_suspended:
+            return
         text = "".join(self._pending)
         complete, newline, rest = text.rpartition("\n")
         self._pending = [rest] if rest else []

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Coroutine
 from contextlib import suppress
 
+from msgspec.structs import replace
+
 from evoclaw.cli import exits, service_api
 from evoclaw.cli.chat_commands import (
     COMMANDS,
@@ -27,14 +29,18 @@ from evoclaw.cli.interactive_run import InteractiveRun
 from evoclaw.cli.output import print_err
 from evoclaw.cli.stop_notice import convert_stops, stop_lines
 from evoclaw.cli.terminal_text import clean, one_line, text_of
-from evoclaw.core.errors import EvoClawError
+from evoclaw.core.errors import ConfigError, EvoClawError
+from evoclaw.core.events import CallFinished
 from evoclaw.core.messages import JSON
+from evoclaw.core.suggestions import did_you_mean
 
 HISTORY_FILE = "chat_history"
 """The file of typed messages, in the data folder."""
 REFRESH_INTERVAL_S = 0.1
 """Seconds between two drawings of what runs now."""
 MAX_SHOWN_QUESTION_CHARS = 2_000
+UNDO_NOTE = "[The user has undone the file changes of your last answer.]"
+"""Sent with the next message."""
 COMMANDS_DURING_RUN = frozenset({"/cost", "/help", "/history", "/output", "/sessions", "/tools"})
 """Commands that change nothing; others have to wait for the end of the run."""
 
@@ -143,10 +149,14 @@ class TerminalChat:
             self._show_output(rest)
             return
         if name not in COMMANDS:
-            print_err(f"no such command: {name}; {HELP_HINT}")
+            similar = did_you_mean(name, COMMANDS) or ";"
+            print_err(f"no such command: {name}{similar} {HELP_HINT}")
             return
         before = self._position
         try:
+            if name == "/undo":
+                await self._undo()
+                return
             self._position = await run_command(name, rest, before)
             if self._position.session != before.session:
                 await self._changed_session()
@@ -162,6 +172,35 @@ class TerminalChat:
             await run_command(name, rest, self._position)
         except EvoClawError as problem:
             print_err(str(problem))
+
+    async def _undo(self) -> None:
+        """Undo the last run; asks for the approval that its agent needs for a write."""
+        if not self._position.run:
+            raise ConfigError("there is nothing to undo: send a message first")
+        async with open_client(os.environ) as client:
+            found = await service_api.undo_run(client, self._position.run)
+            for line in found.lines():
+                print_err(line)
+            is_undone = False
+            for machine in found.machines:
+                if machine.state == "waiting":
+                    is_undone |= await self._watch_undo(client, machine.run_id)
+                is_undone |= machine.state == "undone"
+        if is_undone:
+            # The conversation continues: the model must not rely on what it wrote.
+            self._position = replace(self._position, note=UNDO_NOTE)
+
+    async def _watch_undo(self, client: ServiceClient, run_id: str) -> bool:
+        """Show the run that undoes another one to its end; returns whether it did."""
+        run = self._run = InteractiveRun(client, self._view, self._user)
+        try:
+            await run.resume(await service_api.get_run(client, run_id))
+        finally:
+            self._run = None
+            self._view.stop()
+        records = await service_api.get_records(client, run_id)
+        ends = [record.event for record in records if isinstance(record.event, CallFinished)]
+        return any(end.result.error is None for end in ends)
 
     async def _changed_session(self) -> None:
         self._view.figures.clear()

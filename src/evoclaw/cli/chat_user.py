@@ -10,6 +10,7 @@ from evoclaw.cli.approval_card import draw_card
 from evoclaw.cli.output import print_err
 from evoclaw.cli.service_api import PendingApprovalRow
 from evoclaw.cli.terminal_text import clean
+from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON, is_object
 from evoclaw.core.ports import Approval, Decision
 from evoclaw.tools.question import Question, UserAnswer, parse_answer
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
     from evoclaw.cli.chat_screen import ChatScreen
     from evoclaw.cli.chat_view import ChatView
 
-MAX_EDITED_CHARS = 1_500
-"""Characters of the arguments of a call that can be edited: the service takes a reason of 2,000,
-and shows only a part of longer arguments."""
-_REDACTED = "[redacted:"
+MAX_REASON_CHARS = 1_500
+"""Characters of a reason; the service takes 2,000."""
+_INCOMPLETE_MARKS = ("[redacted:", " characters not shown …]")
+"""What the service shows in place of secrets and of the middle of long arguments."""
 
 
 class ChatUser:
@@ -58,21 +59,28 @@ class ChatUser:
 
     async def _deny(self) -> Approval:
         prompt = "Why not? The model reads it [Enter: no reason]:"
-        why = (await self._screen.ask_line(prompt, at_once=True)).strip()[:MAX_EDITED_CHARS]
+        why = (await self._screen.ask_line(prompt, at_once=True)).strip()[:MAX_REASON_CHARS]
         reason = f"the user said: {why}" if why else "the user said no"
         return Approval(Decision.DENY, reason)
 
     async def _edit(self, call: PendingApprovalRow) -> Approval | None:
-        """Have the model make an edited call instead; None if nothing was changed.
+        """Let the user edit the call; None if nothing was changed.
 
-        The edited call is a new one: it is checked, and asked for, like any other.
+        The edited call is checked like any other before it runs.
         """
         command = call.arguments.get("command")
         edits_command = isinstance(command, str)
-        before = command if isinstance(command, str) else _as_json(call.arguments)
+        before = clean(command if isinstance(command, str) else _as_json(call.arguments))
         prompt = f"Edit the {'command' if edits_command else 'arguments'}, then press Enter:"
-        edited = await self._screen.ask_line(prompt, clean(before), at_once=True)
-        if not edited.strip() or edited == clean(before):
+        try:
+            edited = await self._screen.edit_text(
+                prompt, before, suffix=".sh" if edits_command else ".json"
+            )
+        except ConfigError as problem:
+            print_err(str(problem))
+            return None
+        if not edited.strip() or edited == before:
+            print_err("nothing was changed")
             return None
         if edits_command:
             arguments: JSON = {**call.arguments, "command": edited}
@@ -85,23 +93,13 @@ class ChatUser:
             if not is_object(arguments):
                 print_err("the arguments must be a JSON object")
                 return None
-        wanted = msgspec.json.encode(arguments).decode()
-        if len(wanted) > MAX_EDITED_CHARS:
-            print_err(
-                f"the arguments are longer than {MAX_EDITED_CHARS} characters; say no instead"
-            )
-            return None
-        return Approval(
-            Decision.DENY,
-            "the user changed the call. Make exactly this call instead; it is checked again: "
-            f"{call.tool} {wanted}",
-        )
+        return Approval(Decision.ONCE, "the user edited the call", arguments)
 
 
 def _is_editable(arguments: dict[str, JSON]) -> bool:
     """Whether all of the arguments is known here: none is cut or left out as a secret."""
     text = _as_json(arguments)
-    return len(text) <= MAX_EDITED_CHARS and _REDACTED not in text
+    return not any(mark in text for mark in _INCOMPLETE_MARKS)
 
 
 def _as_json(arguments: dict[str, JSON]) -> str:

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from evoclaw.cli import exits
 from evoclaw.cli.data_folder import data_folder, privacy_problem
+from evoclaw.cli.progress import ProgressLine
 from evoclaw.cli.terminal_text import one_line
 from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.core.hosts import is_loopback
@@ -211,6 +212,8 @@ class ServiceClient:
         headers = self._headers() | ({"Idempotency-Key": key} if key else {})
         if body is not None:
             headers["Content-Type"] = "application/json"
+        line = ProgressLine()
+        line.start(f"waiting for the service on {self.url}")
         try:
             async with self._session.request(
                 method,
@@ -226,6 +229,8 @@ class ServiceClient:
                 return await _body(response)
         except (aiohttp.ClientError, TimeoutError, OSError) as problem:
             raise _unreachable(self.url, problem) from None
+        finally:
+            line.stop()
 
     async def stream_events(
         self, path: str, *, after: str = "", **query: str | float

@@ -81,11 +81,12 @@ def _unset(key: str) -> int:
 
 
 @config.command("path", help="Print the path of the settings file")
-def _path() -> int:
+@json_option()
+def _path(*, as_json: bool) -> int:
     from evoclaw.wiring.settings_file import SettingsFile
 
     path = SettingsFile(os.environ).path
-    print_out(str(path))
+    print_out({"path": str(path)} if as_json else str(path))
     if not path.exists():
         print_err("it does not exist: all settings have their defaults; `evoclaw init` writes it")
     return exits.OK

@@ -22,6 +22,7 @@ from evoclaw.cli.client import open_client
 from evoclaw.cli.data_folder import data_folder, privacy_problem
 from evoclaw.cli.options import CliCommand, json_option
 from evoclaw.cli.output import print_out
+from evoclaw.cli.progress import waiting
 from evoclaw.cli.terminal_text import clean
 from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.core.messages import JSON, is_object
@@ -69,7 +70,8 @@ async def _doctor(*, as_json: bool) -> int:
         ],
     }
     if settings[0]:  # without valid settings, the toolbox cannot be built
-        found |= await _tools()
+        with waiting("testing the sandboxes"):
+            found |= await _tools()
     if as_json:
         print_out(
             [

@@ -51,13 +51,18 @@ def _show(agent: str, *, as_json: bool) -> int:
 @click.argument("agent", help="Id of the edge")
 @click.option("--minutes", type=POSITIVE, default=15, metavar="N", help="Expire after N minutes")
 @click.option("--qr", is_flag=True, help="Print the link as a QR code too")
-def _invite(agent: str, *, minutes: int, qr: bool) -> int:
+@json_option()
+def _invite(agent: str, *, minutes: int, qr: bool, as_json: bool) -> int:
     invited = asyncio.run(_create_invitation(agent, minutes * 60.0))
     authority = f" --ca-fingerprint {invited.ca_sha256}" if invited.ca_sha256 else ""
-    print_out(f"evoclaw edge join {invited.url} --token {invited.token}{authority}")
+    command = f"evoclaw edge join {invited.url} --token {invited.token}{authority}"
+    link = join_link(invited.url, invited.token, agent, invited.ca_sha256)
     if invited.warning:
         print_err(f"warning: {invited.warning}")
-    link = join_link(invited.url, invited.token, agent, invited.ca_sha256)
+    if as_json:
+        print_out({"agent": agent, "command": command, "link": link})
+        return exits.OK
+    print_out(command)
     print_err(f"or, with a link: {join_command(link)}")
     for line in qr_lines(qr_rows(link)) if qr else ():
         # Its own colours: a picture whose light and dark are changed is read by few cameras.
@@ -109,10 +114,12 @@ def _shutdown(agent: str) -> int:
 
 @edges.command("key", help="Print the public key by which edges know this orchestrator")
 @click.option("--file", type=FILE, metavar="FILE", help="Read this secret key file instead")
-def _key(file: os.PathLike[str] | None) -> int:
+@json_option()
+def _key(file: os.PathLike[str] | None, *, as_json: bool) -> int:
     from evoclaw.wiring.pairing import public_key
 
-    print_out(public_key(os.environ, None if file is None else os.fspath(file)))
+    key = public_key(os.environ, None if file is None else os.fspath(file))
+    print_out({"key": key} if as_json else key)
     return exits.OK
 
 

@@ -16,6 +16,17 @@ WAITING = 4
 CANCELLED = 130
 """Ctrl-C."""
 
+MEANINGS: Mapping[int, str] = {
+    OK: "It worked; a run completed",
+    FAILED: "It failed: a run ended in an error, or something that was checked is not in order",
+    MISUSED: "The command line or the settings are wrong, or the service refused the request",
+    STOPPED: "A limit ended the run: turns, time, budget or a detected loop",
+    WAITING: "The run waits for a person: see `evoclaw approvals`",
+    CANCELLED: "It was cancelled, such as with Ctrl-C",
+}
+"""What each exit code means, for people and scripts."""
+BY_SIGNAL = "A signal ended the command: 128 and the number of the signal, such as 143 for SIGTERM"
+
 BY_STOP: Mapping[str, int] = {
     "completed": OK,
     "error": FAILED,

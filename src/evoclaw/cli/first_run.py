@@ -21,7 +21,8 @@ from evoclaw.cli.data_folder import data_folder
 from evoclaw.cli.environment_file import add_variable
 from evoclaw.cli.init import SETTINGS_FILE, write_settings
 from evoclaw.cli.output import print_err
-from evoclaw.cli.terminal_text import format_table, one_line
+from evoclaw.cli.progress import waiting
+from evoclaw.cli.terminal_text import clean, format_table, one_line
 from evoclaw.core.errors import EvoClawError
 
 TEST_TIMEOUT_S = 60.0
@@ -68,7 +69,8 @@ def first_run() -> int:
 
 def _ask_for_model() -> str:
     """A model that answered a real request; empty for later."""
-    choices = asyncio.run(_choices())
+    with waiting("looking for models and keys"):
+        choices = asyncio.run(_choices())
     print_err("1. Which model should it use?\n")
     rows = [(f"  {number}", one.text, one.about) for number, one in enumerate(choices, 1)]
     for line in format_table(rows):
@@ -125,7 +127,8 @@ def _works(model: str) -> bool:
     print_err(f"   testing {model} …")
     started = time.monotonic()
     try:
-        text = asyncio.run(_one_reply(model))
+        with waiting(f"waiting for {clean(model)}"):
+            text = asyncio.run(_one_reply(model))
     except (EvoClawError, OSError, TimeoutError) as problem:
         reason = one_line(str(problem), 300) or f"no answer in {TEST_TIMEOUT_S:.0f} seconds"
         print_err(f"   the model does not work: {reason}\n   choose again")

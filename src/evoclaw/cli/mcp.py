@@ -15,7 +15,7 @@ import click
 from msgspec import Struct
 
 from evoclaw.cli import exits
-from evoclaw.cli.options import FILE, CommandGroup, ExclusiveCommand
+from evoclaw.cli.options import FILE, CommandGroup, ExclusiveCommand, json_option
 from evoclaw.cli.output import print_err, print_out
 from evoclaw.cli.terminal import TerminalApprover, is_interactive
 from evoclaw.cli.terminal_text import clean
@@ -82,25 +82,28 @@ def _serve(**options: Any) -> int:
 
 
 @mcp.command("list", help="List tools of MCP servers, approved and waiting")
-def _list() -> int:
-    return _print_pins(_pins())
+@json_option()
+def _list(*, as_json: bool) -> int:
+    return _print_pins(_pins(), as_json=as_json)
 
 
 @mcp.command("approve", help="Approve new or changed tools of an MCP server")
 @click.argument("server", help="Name of the server; EDGE/SERVER for one of an edge")
 @click.argument("tool", nargs=-1, help="Tools to approve  [default: all that wait]")
-def _approve(server: str, tool: tuple[str, ...]) -> int:
+@json_option()
+def _approve(server: str, tool: tuple[str, ...], *, as_json: bool) -> int:
     pins = _pins()
     pins.approve(server, tool or None)
-    return _print_pins(pins)
+    return _print_pins(pins, as_json=as_json)
 
 
 @mcp.command("forget", help="Withdraw every approval of an MCP server")
 @click.argument("server", help="Name of the server; EDGE/SERVER for one of an edge")
-def _forget(server: str) -> int:
+@json_option()
+def _forget(server: str, *, as_json: bool) -> int:
     pins = _pins()
     pins.forget(server)
-    return _print_pins(pins)
+    return _print_pins(pins, as_json=as_json)
 
 
 class McpServeOptions(Struct, frozen=True):
@@ -159,7 +162,15 @@ def _pins() -> PinFile:
     return mcp_pins(os.environ)
 
 
-def _print_pins(pins: PinFile) -> int:
+def _print_pins(pins: PinFile, *, as_json: bool) -> int:
+    if as_json:
+        print_out(
+            {
+                name: {"approved": sorted(server.approved), "waiting": sorted(server.waiting)}
+                for name, server in sorted(pins.all().items())
+            }
+        )
+        return exits.OK
     for name, server in sorted(pins.all().items()):
         for tool in sorted(server.approved):
             print_out(f"{clean(name)}: {clean(tool)}")

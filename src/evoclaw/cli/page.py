@@ -14,7 +14,7 @@ import click
 from evoclaw.cli import exits
 from evoclaw.cli.client import find_service, open_client
 from evoclaw.cli.data_folder import data_folder
-from evoclaw.cli.options import CliCommand
+from evoclaw.cli.options import CliCommand, json_option
 from evoclaw.cli.output import print_err, print_out
 from evoclaw.core.errors import ConfigError
 from evoclaw.transport.private_files import write_private
@@ -30,10 +30,11 @@ _REDIRECT_HTML = """<!doctype html>
 
 @click.command(cls=CliCommand)
 @click.option("--open", "open_browser", is_flag=True, help="Open the link in your browser")
-def page(*, open_browser: bool) -> int:
+@json_option()
+def page(*, open_browser: bool, as_json: bool) -> int:
     """Print the link; with it, anyone can do everything here until `evoclaw up` ends."""
     url = asyncio.run(_address())
-    print_out(url)
+    print_out({"url": url} if as_json else url)
     if open_browser:
         _open(url)
     return exits.OK

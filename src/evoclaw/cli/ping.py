@@ -11,6 +11,7 @@ import click
 from evoclaw.cli import exits
 from evoclaw.cli.options import CliCommand, json_option
 from evoclaw.cli.output import print_out
+from evoclaw.cli.progress import waiting
 from evoclaw.cli.terminal_text import clean
 from evoclaw.core.messages import JSON
 
@@ -32,7 +33,8 @@ async def ask_edge(agent: str, command: str) -> dict[str, JSON]:
 
 
 async def _ping(agent: str, *, as_json: bool) -> int:
-    about, elapsed = await _timed_answer(agent, "ping")
+    with waiting(f"waiting for {clean(agent)}"):
+        about, elapsed = await _timed_answer(agent, "ping")
     answer = {"agent": agent, "ms": round(elapsed, 2), **about}
     print_out(answer if as_json else f"{agent} answered in {elapsed:.1f} ms")
     return exits.OK

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -16,9 +15,9 @@ import click
 from evoclaw.cli import exits
 from evoclaw.cli.options import FILE, CommandGroup, json_option
 from evoclaw.cli.output import print_out
-from evoclaw.cli.terminal_text import clean
+from evoclaw.cli.terminal_text import clean, format_time, on_machine, print_table
 from evoclaw.core.errors import ConfigError
-from evoclaw.core.messages import JSON
+from evoclaw.core.messages import JSON, is_object
 from evoclaw.orchestrator.receipts.archive import ReceiptArchive
 from evoclaw.store.calls.receipts import ReceiptStore, StoredReceipt
 
@@ -129,23 +128,40 @@ async def _print_all(store: ReceiptStore, agent_id: str, *, as_json: bool) -> No
         missing = [{"agent": agent, "from": first, "to": last} for agent, first, last in holes]
         print_out({"receipts": rows, "missing": missing})
         return
-    for row in rows:
-        state = "" if not row["flaw"] else f"  {row['flaw'].upper()}"
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["at"]))
-        print_out(clean(f"{when}  {row['agent']:20} {row['id']:16} {row['request']}{state}"))
+    table = [
+        (
+            format_time(row["at"]),
+            f"{row['tool']}{on_machine(row['agent'])}",
+            row["id"],
+            row["flaw"].upper() or "valid",
+            row["request"],
+        )
+        for row in rows
+    ]
+    print_table(
+        table, "no receipts yet; an edge with a device key sends a receipt with every result"
+    )
     for agent, first, last in holes:
         print_out(clean(f"{agent}: receipts {first} to {last} are missing"))
-    if not rows:
-        print_out("no receipts yet; an edge with a device key sends a receipt with every result")
 
 
 def _row(receipt: StoredReceipt) -> dict[str, JSON]:
     return {
         "id": f"r{receipt.counter}-{receipt.hash[:8]}",
         "agent": receipt.agent_id,
+        "tool": _tool_of(receipt),
         "request": receipt.request_id,
         "run": receipt.run_id,
         "at": receipt.at,
         "hash": receipt.hash,
         "flaw": receipt.flaw,
     }
+
+
+def _tool_of(receipt: StoredReceipt) -> str:
+    """The tool that a receipt names; empty if it cannot be read."""
+    try:
+        body: JSON = json.loads(receipt.body)
+    except ValueError:
+        return ""
+    return str(body.get("tool", "")) if is_object(body) else ""

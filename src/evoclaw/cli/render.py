@@ -9,6 +9,7 @@ from typing import TextIO
 
 import msgspec
 
+from evoclaw.cli.progress import ProgressLine
 from evoclaw.cli.terminal_text import clean, machine_of, on_machine, one_line
 from evoclaw.core.events import (
     ApprovalAnswered,
@@ -64,6 +65,7 @@ class TerminalRenderer:
         colour: bool,
         give_up: str = CTRL_C_HINT,
         attended: bool = False,
+        progress: ProgressLine | None = None,
     ) -> None:
         """Print to two streams.
 
@@ -73,9 +75,11 @@ class TerminalRenderer:
             colour: Whether to use colours.
             give_up: How the user ends a call that waits.
             attended: Whether the user is asked here as soon as the run waits for an answer.
+            progress: Says what the run waits for; None if something else does.
         """
         self._out, self._err, self._colour, self._give_up = out, err, colour, give_up
-        self._attended = attended
+        self._attended, self._progress = attended, progress
+        self._model, self._has_replied = "", False
         self._machines: dict[str, str] = {}
         """The machines of the calls that run, by call id."""
         self._shown = ""
@@ -87,6 +91,13 @@ class TerminalRenderer:
 
     def receive(self, record: Record) -> None:
         """Show one record."""
+        if self._progress is not None:
+            self._progress.stop()
+        self._show(record)
+        if self._progress is not None and (text := self._awaited(record.event)):
+            self._progress.start(text)
+
+    def _show(self, record: Record) -> None:
         if not isinstance(record.event, RunFinished):
             self._show_failed_reply()
         match event := record.event:
@@ -107,6 +118,25 @@ class TerminalRenderer:
                 self._show_call(event)
             case _:
                 self._show_progress(event)
+
+    def _awaited(self, event: Event) -> str:
+        """What the run waits for after an event; empty if something is shown already."""
+        match event:
+            case RunStarted(model) | RunResumed(model):
+                self._model = one_line(model)
+                return f"waiting for {self._model}"
+            case TurnStarted() | ToolsChanged() | ReplyRetried():
+                loads = self._model.startswith("embedded/") and not self._has_replied
+                return f"{'loading' if loads else 'waiting for'} {self._model}" * bool(self._model)
+            case Replied():
+                self._has_replied = True
+                return ""
+            case CallFinished() if self._machines:
+                return f"{len(self._machines)} more calls run"
+            case CallStarted(name=name, machine=machine) if name != "question":
+                return f"{one_line(name)}{on_machine(machine)} runs"
+            case _:
+                return ""
 
     def _show_progress(self, event: Event) -> None:
         match event:
@@ -144,6 +174,8 @@ class TerminalRenderer:
                 self._note(f"? {where}{one_line(reason, 200)}", "yellow")
             case ApprovalAnswered(_, Decision.PENDING):
                 pass  # the end of the run says what it waits for
+            case ApprovalAnswered(_, _, _, dict()):
+                self._note("  approved once, with the arguments that the user edited", "yellow")
             case ApprovalAnswered(_, decision, reason):
                 self._note(f"  {_decided(decision, one_line(reason))}", "yellow")
             case CallStarted(call_id, name, arguments, machine=machine):
@@ -261,11 +293,22 @@ def answer_hint(end: RunFinished, session_id: str) -> str:
     return f"answer it in a terminal: evoclaw chat --session {session_id}"
 
 
-def renderer(*, json: bool, give_up: str = CTRL_C_HINT, attended: bool = False) -> Sink:
+def renderer(
+    *,
+    json: bool,
+    give_up: str = CTRL_C_HINT,
+    attended: bool = False,
+    progress: ProgressLine | None = None,
+) -> Sink:
     """The renderer for this process: JSON lines, or text for a terminal."""
     if json:
         return JsonLinesRenderer(sys.stdout)
     colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     return TerminalRenderer(
-        sys.stdout, sys.stderr, colour=colour, give_up=give_up, attended=attended
+        sys.stdout,
+        sys.stderr,
+        colour=colour,
+        give_up=give_up,
+        attended=attended,
+        progress=progress or ProgressLine(),
     )

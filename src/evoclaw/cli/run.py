@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from evoclaw.cli import exits
 from evoclaw.cli.options import FILE, POSITIVE, ExclusiveCommand, F, json_option
 from evoclaw.cli.output import print_err
+from evoclaw.cli.progress import ProgressLine
 from evoclaw.cli.render import renderer
 from evoclaw.cli.terminal import (
     TerminalApprover,
@@ -139,6 +140,19 @@ def start_run(options: RunOptions, opening: RunState | None = None) -> int:
 
 
 async def _run(options: RunOptions, workspace: Path, opening: RunState | None) -> int:
+    progress = ProgressLine()
+    if not options.as_json:
+        where = "the tools of this machine" if options.on is None else clean(options.on)
+        progress.start(f"preparing {where}")
+    try:
+        return await _prepare_and_run(options, workspace, opening, progress)
+    finally:
+        progress.stop()
+
+
+async def _prepare_and_run(
+    options: RunOptions, workspace: Path, opening: RunState | None, progress: ProgressLine
+) -> int:
     from evoclaw.wiring.oversight import stop_files
     from evoclaw.wiring.settings import loop_settings
 
@@ -149,7 +163,7 @@ async def _run(options: RunOptions, workspace: Path, opening: RunState | None) -
         max_seconds=options.seconds or defaults.max_seconds,
     )
     if options.session:
-        return await _run_in_session(options, options.session, workspace, settings)
+        return await _run_in_session(options, options.session, workspace, settings, progress)
     records, recording = _reopen(options)
     state = fold(records) if records else opening
     if state is None:
@@ -160,7 +174,8 @@ async def _run(options: RunOptions, workspace: Path, opening: RunState | None) -
     ):
         if recording is None and not options.no_record:
             recording = _new_recording(options, state.run_id)
-        sinks: list[Sink] = [renderer(json=options.as_json), *([recording] if recording else [])]
+        shown = renderer(json=options.as_json, progress=progress)
+        sinks: list[Sink] = [shown, *([recording] if recording else [])]
         try:
             stops = Stops(*stop_files(os.environ))
             return await _drive(state, ports, settings, sinks, recording, stops)
@@ -170,7 +185,11 @@ async def _run(options: RunOptions, workspace: Path, opening: RunState | None) -
 
 
 async def _run_in_session(
-    options: RunOptions, session: str, workspace: Path, settings: LoopSettings
+    options: RunOptions,
+    session: str,
+    workspace: Path,
+    settings: LoopSettings,
+    progress: ProgressLine,
 ) -> int:
     """Continue a session of this machine, or start it."""
     from evoclaw.wiring.local_sessions import open_conversations
@@ -198,13 +217,15 @@ async def _run_in_session(
     ):
         run_id = secrets.token_hex(16)
         recording = None if options.no_record else _new_recording(options, run_id)
-        sinks: list[Sink] = [renderer(json=options.as_json), *([recording] if recording else [])]
+        shown = renderer(json=options.as_json, progress=progress)
+        sinks: list[Sink] = [shown, *([recording] if recording else [])]
         deadline = Deadline(settings.max_seconds)
         stops = Stops(*stop_files(os.environ), agent=next(iter(conversations.agents)))
         end: RunFinished | None = None
         try:
             async with _cancellable(deadline, stops):
                 if await conversations.has_unfinished_run(session):
+                    progress.stop()
                     print_err("resuming the unfinished run of this session")
                     async for _ in conversations.resume(session, deadline=deadline):
                         pass

@@ -9,8 +9,10 @@ from contextlib import aclosing
 from pathlib import Path
 
 import click
+import msgspec
 
 from evoclaw.cli import exits, service_api
+from evoclaw.cli.approvals import identify_answerer
 from evoclaw.cli.client import ServiceClient, with_client
 from evoclaw.cli.options import FILE, CommandGroup, json_option
 from evoclaw.cli.output import print_err, print_out
@@ -98,6 +100,41 @@ def _steer(run_id: str, message: str) -> int:
         return exits.OK
 
     return with_client(steer)
+
+
+@runs.command("rate", help="Say whether a run was good or bad, and why")
+@_ID
+@click.argument("verdict", type=click.Choice(["good", "bad"]), help="Your verdict")
+@click.argument("reason", nargs=-1, metavar="[WHY]", help="The reason, in your words")
+@json_option()
+def _rate(run_id: str, verdict: str, reason: tuple[str, ...], *, as_json: bool) -> int:
+    async def rate(client: ServiceClient) -> int:
+        if why := identify_answerer().refusal_reason("local"):
+            raise ConfigError(why)
+        rating = await service_api.rate_run(client, run_id, verdict, " ".join(reason))
+        print_out(rating if as_json else f"{run_id}: rated {verdict}")
+        return exits.OK
+
+    return with_client(rate)
+
+
+@runs.command("undo", help="Take back what a run changed in files; commands cannot be taken back")
+@_ID
+@json_option()
+def _undo(run_id: str, *, as_json: bool) -> int:
+    async def undo(client: ServiceClient) -> int:
+        found = await service_api.undo_run(client, run_id)
+        if as_json:
+            print_out(msgspec.to_builtins(found))
+        for line in [] if as_json else found.lines():
+            print_out(line)
+        states = {machine.state for machine in found.machines}
+        lost = any(machine.not_restored for machine in found.machines)
+        if "failed" in states or lost:
+            return exits.FAILED
+        return exits.WAITING if "waiting" in states else exits.OK
+
+    return with_client(undo)
 
 
 @runs.command("records", help="Save the recording of a run, for `evoclaw replay`")

@@ -14,12 +14,13 @@ import msgspec
 from msgspec import Struct
 
 from evoclaw.cli.client import ServiceClient, ServiceNotRunning, ServiceRefused
-from evoclaw.cli.terminal_text import clean, one_line
+from evoclaw.cli.terminal_text import clean, on_machine, one_line
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.events import Record, RunFinished
 from evoclaw.core.ledgers import DOLLARS
 from evoclaw.core.messages import JSON, is_array, is_object
 from evoclaw.core.ports import Approval
+from evoclaw.core.suggestions import did_you_mean
 from evoclaw.tools.question import Question, UserAnswer
 
 START_ATTEMPTS = 3
@@ -82,10 +83,56 @@ async def steer_run(client: ServiceClient, run_id: str, message: str) -> None:
     await client.post(api_path("runs", run_id, "messages"), {"message": message})
 
 
-async def rate_run(client: ServiceClient, run_id: str, verdict: str, reason: str) -> None:
-    """Say whether a run was good."""
+async def rate_run(
+    client: ServiceClient, run_id: str, verdict: str, reason: str
+) -> dict[str, JSON]:
+    """Say whether a run was good; returns the rating."""
     body: JSON = {"verdict": verdict, "reason": reason}
-    await client.post(api_path("runs", run_id, "rating"), body)
+    return as_object(await client.post(api_path("runs", run_id, "rating"), body))
+
+
+class UndoneMachineRow(Struct, frozen=True):
+    """How undoing a run ended on one machine."""
+
+    machine: str
+    run_id: str
+    state: str
+    """`undone`, `waiting` or `failed`."""
+    restored: tuple[str, ...] = ()
+    not_restored: dict[str, str] = {}
+    reason: str = ""
+
+
+class UndoRow(Struct, frozen=True):
+    """How undoing a run ended."""
+
+    machines: tuple[UndoneMachineRow, ...]
+    left: tuple[str, ...] = ()
+    """What cannot be taken back."""
+
+    def lines(self) -> list[str]:
+        """The same for a person."""
+        lines: list[str] = []
+        for machine in self.machines:
+            where = on_machine(machine.machine)
+            lines += [f"taken back{where}: {clean(path)}" for path in machine.restored]
+            lines += [
+                f"not taken back{where}: {clean(path)}: {clean(why)}"
+                for path, why in machine.not_restored.items()
+            ]
+            if machine.state != "undone":
+                lines.append(f"{machine.state}{where}: {clean(machine.reason)}")
+        if not self.machines:
+            lines.append("the run changed no files that can be taken back")
+        if self.left:
+            lines.append("these calls cannot be taken back:")
+            lines += [f"  {one_line(call, 200)}" for call in self.left]
+        return lines
+
+
+async def undo_run(client: ServiceClient, run_id: str) -> UndoRow:
+    """Take back what a run changed in files; waits until that has ended, or waits for a person."""
+    return msgspec.convert(await client.post(api_path("runs", run_id, "undo")), UndoRow)
 
 
 async def list_pending_approvals(
@@ -98,7 +145,9 @@ async def list_pending_approvals(
 
 async def answer_approval(client: ServiceClient, id_: str, approval: Approval) -> None:
     """Answer an approval, on behalf of the user of this command."""
-    body = {"decision": str(approval.decision), "reason": approval.reason}
+    body: dict[str, JSON] = {"decision": str(approval.decision), "reason": approval.reason}
+    if approval.arguments is not None:
+        body["arguments"] = approval.arguments
     await client.post(api_path("approvals", id_, "answer"), body)
 
 
@@ -238,6 +287,13 @@ async def find_session(client: ServiceClient, name: str) -> dict[str, JSON] | No
     return next((session for session in found if session.get("title") == name), None)
 
 
+async def similar_session(client: ServiceClient, name: str) -> str:
+    """A suggestion for a session that does not exist, by title or id; may be empty."""
+    found = await fetch_pages(client, api_path("sessions"), MAX_SEARCHED_SESSIONS)
+    titles = [str(session.get("title", "")) for session in found]
+    return did_you_mean(name, [*titles, *(str(session.get("id", "")) for session in found)])
+
+
 async def list_sessions(client: ServiceClient, max_rows: int) -> list[dict[str, JSON]]:
     """The newest sessions."""
     return await fetch_pages(client, api_path("sessions"), max_rows)
@@ -341,6 +397,15 @@ async def branch_session(client: ServiceClient, session_id: str, at: int | None,
     """Start another session with the messages up to `at`; returns its id."""
     body: dict[str, JSON] = {"title": title} | ({} if at is None else {"at_message": at})
     return str(as_object(await client.post(api_path("sessions", session_id, "branch"), body))["id"])
+
+
+async def compact_session(
+    client: ServiceClient, session_id: str, model: str
+) -> tuple[str, int, int]:
+    """Continue a session in a new one, with a summary: its id, and the tokens before and after."""
+    body: JSON = {"model": model}
+    made = as_object(await client.post(api_path("sessions", session_id, "compact"), body))
+    return str(made["session_id"]), int(made["tokens_before"]), int(made["tokens_after"])
 
 
 async def delete_session(client: ServiceClient, session_id: str) -> None:

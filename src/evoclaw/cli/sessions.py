@@ -76,7 +76,8 @@ def _delete(name: str, *, yes: bool) -> int:
 async def _find(client: ServiceClient, name: str) -> dict[str, JSON]:
     found = await service_api.find_session(client, name)
     if found is None:
-        raise ConfigError(f"there is no session {name!r}; see `evoclaw sessions`")
+        similar = await service_api.similar_session(client, name)
+        raise ConfigError(f"there is no session {name!r}; see `evoclaw sessions`{similar}")
     return found
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 import time
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TextIO
 
 import msgspec
 
@@ -46,19 +49,60 @@ def one_line(text: str, limit: int = 100) -> str:
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
-def format_table(rows: Iterable[Sequence[str]], max_cell_chars: int = 60) -> list[str]:
+def format_table(
+    rows: Iterable[Sequence[str]], max_cell_chars: int = 60, *, colour: bool = False
+) -> list[str]:
     """Aligned lines; cells are cut to `max_cell_chars`, the last one to 200 characters."""
     cells = [
         [one_line(cell, max_cell_chars) for cell in row[:-1]] + [one_line(row[-1], 200)]
         for row in rows
     ]
-    widths = [max((len(row[i]) for row in cells if i < len(row) - 1), default=0) for i in range(20)]
+    columns = max((len(row) for row in cells), default=0)
+    widths = [
+        max((width_of(row[i]) for row in cells if i < len(row) - 1), default=0)
+        for i in range(columns)
+    ]
     return [
         "  ".join(
-            cell if i == len(row) - 1 else cell.ljust(widths[i]) for i, cell in enumerate(row)
+            _styled(cell, i == 0, colour=colour)
+            + " " * (0 if i == len(row) - 1 else widths[i] - width_of(cell))
+            for i, cell in enumerate(row)
         ).rstrip()
         for row in cells
     ]
+
+
+def width_of(text: str) -> int:
+    """The columns that a text takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF")
+        for c in text
+    )
+
+
+_STATE_COLOURS = {
+    "32": ("approved", "completed", "good", "online", "ok", "yes"),
+    "33": ("invited", "queued", "running", "waiting"),
+    "31": ("bad", "cancelled", "error", "failed", "offline", "revoked", "stopped"),
+}
+"""Words that are a whole cell, by the ANSI colour of their meaning."""
+
+
+def _styled(cell: str, is_first: bool, *, colour: bool) -> str:
+    """A cell with its colour: names stand out, and states mean something."""
+    if not colour or not cell:
+        return cell
+    code = next((code for code, words in _STATE_COLOURS.items() if cell in words), "")
+    code = code or ("1" if is_first else "")
+    return f"\x1b[{code}m{cell}\x1b[0m" if code else cell
+
+
+def has_colour(stream: TextIO) -> bool:
+    """Whether colours are wanted on a stream: a terminal, and the user did not refuse them."""
+    refused = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return stream.isatty() and not refused
 
 
 def decode_input(data: bytes, source: str) -> str:
@@ -74,7 +118,7 @@ def decode_input(data: bytes, source: str) -> str:
 
 def print_table(rows: Iterable[Sequence[str]], if_empty: str) -> None:
     """Print the rows, or a text if there are none."""
-    lines = format_table(rows)
+    lines = format_table(rows, colour=has_colour(sys.stdout))
     for line in lines or [if_empty]:
         print_out(line)
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from evoclaw.cli import exits
 from evoclaw.cli.gc_settings import paused_gc, reduced_gc
 from evoclaw.cli.options import FILE, CliCommand
 from evoclaw.cli.output import print_err
+from evoclaw.cli.progress import waiting
 from evoclaw.cli.stop_notice import local_stops, stop_lines
 from evoclaw.cli.systemd_notify import READY, RELOADING, STOPPING, notify_systemd
 from evoclaw.core.errors import ConfigError, EvoClawError
@@ -139,7 +141,9 @@ async def _up(options: UpOptions) -> int:
     )
     for line in stop_lines(local_stops(os.environ)):
         print_err(line)
-    async with opened as house:
+    async with AsyncExitStack() as stack:
+        with waiting("starting the broker, the service and the edge"):
+            house = await stack.enter_async_context(opened)
         run_by = "" if house.owns_broker else " (named by [broker], not started here)"
         print_err(f"broker on {house.broker_url}{run_by}")
         if house.invite_url and house.invite_url != house.broker_url:

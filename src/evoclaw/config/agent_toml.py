@@ -139,6 +139,10 @@ class EdgeLimits(Struct, frozen=True, kw_only=True):
     """The part of a result that the edge stores; the rest is only counted."""
     dedupe_hours: Annotated[int, Meta(ge=1, le=8760)] = 24
     """How long a finished command is remembered, so that it does not run twice."""
+    undo_hours: Annotated[int, Meta(ge=0, le=8760)] = 168
+    """How long the content of changed files is kept, so that a run can be undone; 0: not at all."""
+    undo_bytes: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 10_000_000
+    """The largest file whose content is kept; a larger one cannot be restored."""
 
 
 class ModelConfig(Struct, frozen=True, kw_only=True):

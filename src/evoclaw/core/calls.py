@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, json
 from msgspec.structs import replace
 
 from evoclaw.core.agent import LoopSettings
@@ -57,6 +57,7 @@ from evoclaw.core.truncate import truncate_middle
 from evoclaw.core.wording import (
     crashed,
     denied,
+    edited_by_user,
     invalid_parameters,
     not_executed,
     outcome_unknown,
@@ -82,27 +83,12 @@ async def run_calls(state: RunState, turn: Turn) -> AsyncGenerator[Event, None]:
     ready: list[Call] = []
     context = Context(state.history.label, state.history, turn.ports.principal)
     for index, tool_call in state.unanswered:
-        prepared = _skip_call(state, index, tool_call, turn.settings) or prepare(
-            tool_call,
-            turn.tools,
-            request_id=f"{state.run_id}.{state.turn}.{index}.1",
-            resumed=tool_call.id in state.running,
-            epoch=state.epoch,
-            context=context,
-        )
-        if not isinstance(prepared, Call):
-            yield CallFinished(_unknown_if_started(prepared, state))
-            continue
-        prepared = await _located(_within_limit(prepared, turn.settings), turn)
-        verdict = await judge(prepared, turn)
-        yield _judged(prepared, verdict)
-        if not isinstance(verdict, Allow) and isinstance(verdict, Ask):
-            answered, verdict = await _approve(prepared, verdict, turn)
-            yield answered
-        if isinstance(verdict, Allow):
-            ready.append(prepared)
-        elif isinstance(verdict, Deny):
-            yield CallFinished(_unknown_if_started(_denied(prepared, verdict), state))
+        async with aclosing(_admit(state, index, tool_call, turn, context)) as steps:
+            async for step in steps:
+                if isinstance(step, Call):
+                    ready.append(step)
+                else:
+                    yield step
     if len(ready) == 1 and not ready[0].tool.streams and not ready[0].machine:
         # A single call that reports nothing while it runs needs neither a task nor a queue.
         call = ready[0]
@@ -111,11 +97,67 @@ async def run_calls(state: RunState, turn: Turn) -> AsyncGenerator[Event, None]:
         result = await perform(call, turn, emitted.append)
         for event in emitted:
             yield event
-        yield CallFinished(result)
+        yield CallFinished(_mark_edited(result, state))
     elif ready:
         async with aclosing(_run_concurrently(ready, turn)) as events:
             async for event in events:
+                if state.edited and isinstance(event, CallFinished):
+                    event = CallFinished(_mark_edited(event.result, state))
                 yield event
+
+
+async def _admit(
+    state: RunState, index: int, tool_call: ToolCall, turn: Turn, context: Context
+) -> AsyncGenerator[Event | Call, None]:
+    """Judge one call: yield the events of that, and the call itself if it may run.
+
+    A call that a person edits is judged again, with the new arguments. The person has approved
+    exactly these, so that only a denial stops it.
+    """
+    if (edited := state.edited.get(tool_call.id)) is not None:
+        tool_call = replace(tool_call, arguments=json.encode(edited).decode())
+    prepared = _skip_call(state, index, tool_call, turn.settings) or prepare(
+        tool_call,
+        turn.tools,
+        request_id=f"{state.run_id}.{state.turn}.{index}.1",
+        resumed=tool_call.id in state.running,
+        epoch=state.epoch,
+        context=context,
+    )
+    if not isinstance(prepared, Call):
+        yield CallFinished(_unknown_if_started(_mark_edited(prepared, state), state))
+        return
+    prepared = await _located(_within_limit(prepared, turn.settings), turn)
+    verdict = await judge(prepared, turn)
+    yield _judged(prepared, verdict)
+    if isinstance(verdict, Ask):
+        if edited is not None:
+            verdict = ALLOW
+        else:
+            answered, verdict = await _approve(prepared, verdict, turn)
+            yield answered
+            if answered.arguments is not None:
+                async with aclosing(_admit(state, index, tool_call, turn, context)) as again:
+                    async for step in again:
+                        yield step
+                return
+    if isinstance(verdict, Allow):
+        yield prepared
+    elif isinstance(verdict, Deny):
+        denied_result = _mark_edited(_denied(prepared, verdict), state)
+        yield CallFinished(_unknown_if_started(denied_result, state))
+
+
+def _mark_edited(result: ToolResult, state: RunState) -> ToolResult:
+    """Tell the model that a person edited the call; a recorded result is marked already."""
+    arguments = state.edited.get(result.call_id)
+    if arguments is None or (note := edited_by_user(arguments)) in result.text:
+        return result
+    first = result.blocks[0] if result.blocks else None
+    if isinstance(first, ErrorBlock):
+        marked = replace(first, text=f"{first.text}\n{note}")
+        return replace(result, blocks=(marked, *result.blocks[1:]))
+    return replace(result, blocks=(TextBlock(note), *result.blocks))
 
 
 def _unknown_if_started(refused: ToolResult, state: RunState) -> ToolResult:
@@ -261,7 +303,8 @@ async def _approve(call: Call, ask: Ask, turn: Turn) -> tuple[ApprovalAnswered, 
             verdict = Deny("refused", f"{ask.reason} ({reason})")
         case Decision.ONCE | Decision.SESSION:
             reason, verdict = approval.reason, ALLOW
-    return ApprovalAnswered(call.id, approval.decision, reason), verdict
+    edited = approval.arguments if approval.decision is Decision.ONCE else None
+    return ApprovalAnswered(call.id, approval.decision, reason, edited), verdict
 
 
 def _denied(call: Call, verdict: Deny) -> ToolResult:

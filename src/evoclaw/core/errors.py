@@ -20,6 +20,7 @@ from enum import StrEnum
 
 from evoclaw.core.events import StopReason
 from evoclaw.core.messages import JSON, ErrorKind, Usage
+from evoclaw.core.suggestions import did_you_mean
 
 
 class EvoClawError(Exception):
@@ -50,7 +51,10 @@ class AgentNotFound(EvoClawError):
     """No agent of this name is configured."""
 
     def __init__(self, name: str, known: Sequence[str]) -> None:
-        super().__init__(f"unknown agent {name!r}; known agents: {', '.join(known) or 'none'}")
+        super().__init__(
+            f"unknown agent {name!r}; known agents: {', '.join(known) or 'none'}"
+            f"{did_you_mean(name, known)}"
+        )
         self.name, self.known = name, tuple(known)
 
 

@@ -117,6 +117,8 @@ class ApprovalAnswered(Struct, frozen=True, gc=False, omit_defaults=True, tag="a
     call_id: str
     decision: str
     reason: str = ""
+    arguments: dict[str, JSON] | None = None
+    """A person edited the call: these arguments are judged, and run, instead of the model's."""
 
 
 class CallStarted(Struct, frozen=True, gc=False, omit_defaults=True, tag="call_started"):

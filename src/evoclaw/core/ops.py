@@ -25,6 +25,8 @@ class FileStat(Struct, frozen=True):
     """`file`, `dir`, `link` or `other` (fifo, socket, device: never opened)."""
     size: int
     mtime: float
+    mode: int | None = None
+    """The permission bits; None if they are not known."""
 
 
 class FileOps(Protocol):

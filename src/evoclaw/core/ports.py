@@ -12,7 +12,7 @@ from msgspec import Struct
 from evoclaw.core.events import Record, ReplyEvent
 from evoclaw.core.history import History
 from evoclaw.core.labels import LOCAL_PRINCIPAL, Principal
-from evoclaw.core.messages import ToolResult, UserMessage
+from evoclaw.core.messages import JSON, ToolResult, UserMessage
 from evoclaw.core.profile import Profile
 from evoclaw.core.tools import Call, Tool
 from evoclaw.core.wording import machine_offline, machine_online
@@ -157,6 +157,8 @@ class Approval(Struct, frozen=True, omit_defaults=True):
 
     decision: Decision
     reason: str = ""
+    arguments: dict[str, JSON] | None = None
+    """With `once`: the person edited the call, and it runs with these arguments."""
 
 
 class Approver(Protocol):

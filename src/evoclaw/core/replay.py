@@ -240,8 +240,8 @@ class Replay:
     async def approve(self, call: Call, ask: Ask) -> Approval:
         """Return the recorded approval."""
         match self._next:
-            case ApprovalAnswered(call.id, decision, reason):
-                return Approval(Decision(decision), reason)
+            case ApprovalAnswered(call.id, decision, reason, arguments):
+                return Approval(Decision(decision), reason, arguments)
             case _:
                 return Approval(Decision.DENY, "the recording has no answer")
 

@@ -11,6 +11,9 @@ from evoclaw.core.ports import Executor, Policy
 from evoclaw.core.tools import Tool
 from evoclaw.core.toolset import NO_TOOLS, Toolset
 
+SERVICE_MACHINE = "orchestrator"
+"""What calls name as their machine if they run in the service itself."""
+
 
 class Place(StrEnum):
     """Where the calls of a route run."""

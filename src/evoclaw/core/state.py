@@ -31,6 +31,7 @@ from evoclaw.core.events import (
 )
 from evoclaw.core.history import History
 from evoclaw.core.messages import (
+    JSON,
     ErrorKind,
     Message,
     Reply,
@@ -75,6 +76,8 @@ class RunState(Struct):
     """Calls that were started and have no result yet; after a crash their outcome is unknown."""
     pending: dict[str, str] = {}
     """Calls that wait for an approval, with the reason."""
+    edited: dict[str, dict[str, JSON]] = {}
+    """The arguments of calls that a person edited and so approved."""
     denied_now: set[str] = set()
     denied: dict[CallKey, int] = {}
     """How often each call was denied in total."""
@@ -228,6 +231,8 @@ def _approval_answered(state: RunState, event: ApprovalAnswered) -> None:
         _deny(state, event.call_id)
     elif event.decision == "pending":
         state.pending[event.call_id] = event.reason
+    elif event.arguments is not None:
+        state.edited[event.call_id] = event.arguments
 
 
 def _deny(state: RunState, call_id: str) -> None:

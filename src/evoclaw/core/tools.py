@@ -24,6 +24,8 @@ ANY_RESOURCE = "*"
 """A resource that conflicts with all others: only reading calls may run concurrently."""
 
 
+UNDO_TOOL = "undo"
+"""The tool of edges that takes back file changes. People use it; models are not offered it."""
 WAITING_PERMISSIONS = frozenset({"interact", "session"})
 """Permissions of tools that wait for people or other runs, and keep their own timeout."""
 

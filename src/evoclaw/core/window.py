@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from evoclaw.core.events import ContextTrimmed
 from evoclaw.core.history import History, size_of
+from evoclaw.core.labels import Label
 from evoclaw.core.messages import (
     ImageBlock,
     Reply,
@@ -32,14 +33,18 @@ def trimmed_view(history: History, trimmed: ContextTrimmed, task: int) -> Histor
             shown.append(message)
         elif index < trimmed.drop_before:
             if summary_due:
-                text = f"[Earlier turns, summarised]\n{trimmed.summary}"
-                shown.append(UserMessage((TextBlock(text, history.label),)))
+                shown.append(summary_message(trimmed.summary, history.label))
                 summary_due = False
         elif isinstance(message, ToolResult):
             shown.append(_shown_result(message, index, trimmed))
         else:
             shown.append(message)
     return shown
+
+
+def summary_message(summary: str, label: Label) -> UserMessage:
+    """The message that is shown in place of older turns."""
+    return UserMessage((TextBlock(f"[Earlier turns, summarised]\n{summary}", label),))
 
 
 def _shown_result(result: ToolResult, index: int, trimmed: ContextTrimmed) -> ToolResult:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from msgspec import json
+
 from evoclaw.core.events import StopReason
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Call, Tool
+from evoclaw.core.truncate import truncate_middle
+
+MAX_EDITED_CHARS = 2_000
+"""Characters of edited arguments that the model is shown."""
 
 CONFIRM = """\
 Before I accept your answer, please verify:
@@ -119,6 +125,12 @@ def permission_denied(tool: Tool, missing: Sequence[str]) -> str:
 def denied(call: Call, reason: str) -> str:
     """Word another refusal of a policy or a person."""
     return f"Error: Tool {call.name!r} was not run: {reason}"
+
+
+def edited_by_user(arguments: dict[str, JSON]) -> str:
+    """Word that a person changed a call before it ran."""
+    shown = truncate_middle(json.encode(arguments).decode(), MAX_EDITED_CHARS)
+    return f"[The user edited this call before it ran. Its arguments were: {shown}]"
 
 
 def invalid_parameters(tool: Tool, problem: str) -> str:

@@ -23,8 +23,10 @@ from evoclaw.edge.outputs import KeepLargeOutput, artifact_tool
 from evoclaw.edge.plans import CallAudit, GrantCheck, Planner, ToolPlans, add_spans, no_grants
 from evoclaw.edge.prompts import PromptPlans
 from evoclaw.edge.receipts import Receipts
+from evoclaw.executors.call_steps import WithoutUndoTool
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.store.calls.artifacts import ArtifactStore
+from evoclaw.store.calls.before_images import BeforeImages
 from evoclaw.store.calls.journal import Journal
 from evoclaw.transport.link import Link
 from evoclaw.trust.receipts import DeviceKey
@@ -49,6 +51,7 @@ async def assemble(
     signed: frozenset[str] = frozenset(),
     skills: SkillTools = no_skills,
     artifacts: ArtifactStore | None = None,
+    images: BeforeImages | None = None,
     key: DeviceKey | None = None,
     notes: CallAudit | None = None,
     damage: str = "",
@@ -74,7 +77,9 @@ async def assemble(
         )
     ports = replace(ports, executor=pipeline)
     run: Planner = ToolPlans(ports, check=check, whole=artifacts is not None, notes=notes).plan
-    model = ports if has_model else None
+    model = None
+    if has_model:
+        model = replace(ports, executor=pipeline.with_steps(WithoutUndoTool()))
     prompts = PromptPlans(model, genomes.current, check=check, outcomes=outcomes, nested=nested)
     edge = Edge(
         EdgeParts(
@@ -92,6 +97,7 @@ async def assemble(
             check=check,
             unsigned=UNSIGNED_COMMANDS - signed,
             artifacts=artifacts,
+            images=images,
             nested=nested,
             damage=damage,
         )

@@ -21,6 +21,7 @@ from evoclaw.edge.genome import Genomes
 from evoclaw.edge.nested_calls import PendingNestedCalls
 from evoclaw.edge.plans import GrantCheck, Planner, no_grants
 from evoclaw.store.calls.artifacts import ArtifactStore
+from evoclaw.store.calls.before_images import BeforeImages
 from evoclaw.store.calls.journal import Journal
 from evoclaw.transport.clocks import monotonic_clock
 from evoclaw.transport.link import Link
@@ -143,6 +144,8 @@ class EdgeParts(Struct, frozen=True):
     """The commands that need no grant."""
     artifacts: ArtifactStore | None = None
     """The store of large outputs, removed when they expire."""
+    images: BeforeImages | None = None
+    """What files held before calls changed them, removed when it expires."""
     nested: PendingNestedCalls = field(default_factory=PendingNestedCalls)
     """The calls of its model that the orchestrator runs."""
     damage: str = ""

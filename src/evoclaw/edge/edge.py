@@ -68,7 +68,9 @@ class Edge:
             noted=self._note,
         )
         self.machine = MachineStatus()
-        self.memory = EdgeRetention(parts.journal, parts.outcomes, parts.limits, parts.artifacts)
+        self.memory = EdgeRetention(
+            parts.journal, parts.outcomes, parts.limits, parts.artifacts, parts.images
+        )
         self.counts: Counter[str] = Counter()
         """What was dropped, by reason."""
         self.connection = 0

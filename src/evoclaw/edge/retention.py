@@ -10,6 +10,7 @@ from evoclaw.core.errors import EvoClawError
 from evoclaw.edge.device import DeviceLimits
 from evoclaw.edge.fitness import Outcomes
 from evoclaw.store.calls.artifacts import ArtifactStore
+from evoclaw.store.calls.before_images import BeforeImages
 from evoclaw.store.calls.journal import Journal
 
 NAME_KEY, OUTCOMES_KEY = "journal", "outcomes"
@@ -26,9 +27,10 @@ class EdgeRetention:
         outcomes: Outcomes,
         limits: DeviceLimits,
         artifacts: ArtifactStore | None = None,
+        images: BeforeImages | None = None,
     ) -> None:
         self._journal, self._outcomes, self._limits = journal, outcomes, limits
-        self._artifacts, self._looked = artifacts, 0.0
+        self._artifacts, self._images, self._looked = artifacts, images, -CLEANUP_INTERVAL_S
         self._saved = b""
         self.journal_id = ""
         """Changes when the journal was lost, and with it the record of earlier calls."""
@@ -62,9 +64,12 @@ class EdgeRetention:
                 window_seconds=self._limits.dedupe_retention_s,
                 max_calls=self._limits.max_remembered_calls,
             )
-            if self._artifacts is not None and time.monotonic() - self._looked > CLEANUP_INTERVAL_S:
+            if time.monotonic() - self._looked > CLEANUP_INTERVAL_S:
                 self._looked = time.monotonic()
-                await self._artifacts.prune(now)
+                if self._artifacts is not None:
+                    await self._artifacts.prune(now)
+                if self._images is not None:
+                    await self._images.prune()
         except (EvoClawError, OSError):
             self.counts["nothing forgotten"] += 1
 

@@ -23,7 +23,7 @@ from evoclaw.core.messages import (
 )
 from evoclaw.core.pipeline import AroundStep, Execution, OfferStep, ResultStep
 from evoclaw.core.routes import Place
-from evoclaw.core.tools import WAITING_PERMISSIONS, Call, Tool
+from evoclaw.core.tools import UNDO_TOOL, WAITING_PERMISSIONS, Call, Tool
 from evoclaw.core.tracing import call_span, current_trace, use_trace
 
 MAX_KEPT_CHARS = 400_000
@@ -137,6 +137,14 @@ class MarkHiddenText(ResultStep):
             marked = replace(last, text=f"{last.text}\n{note}")
             return replace(result, blocks=(*result.blocks[:-1], marked))
         return replace(result, blocks=(*result.blocks, TextBlock(note)))
+
+
+class WithoutUndoTool(OfferStep):
+    """Leaves out the tool `undo`: people use it, models do not."""
+
+    def offer(self, tools: Sequence[Tool]) -> Sequence[Tool]:
+        """All other tools."""
+        return [tool for tool in tools if tool.name != UNDO_TOOL]
 
 
 class ToolTimeouts(OfferStep):

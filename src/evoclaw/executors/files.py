@@ -63,11 +63,11 @@ class LocalFiles:
         """Read up to `limit` bytes of a regular file from byte `start`."""
         return await asyncio.to_thread(self._read, path, start, limit)
 
-    async def write(self, path: str, data: bytes) -> None:
-        """Create or replace a regular file atomically; create its folders; keep its mode."""
+    async def write(self, path: str, data: bytes, *, mode: int | None = None) -> None:
+        """Create or replace a regular file atomically; create its folders; set or keep its mode."""
         abandoned = threading.Event()
         try:
-            await asyncio.to_thread(self._write, path, data, abandoned)
+            await asyncio.to_thread(self._write, path, data, mode, abandoned)
         except asyncio.CancelledError:
             # The thread cannot be stopped, but it checks this event before the rename.
             abandoned.set()
@@ -153,14 +153,20 @@ class LocalFiles:
             about = os.fstat(descriptor)
         finally:
             os.close(descriptor)
-        return FileStat(located.shown, kind_of(about.st_mode), about.st_size, about.st_mtime)
+        return FileStat(
+            located.shown,
+            kind_of(about.st_mode),
+            about.st_size,
+            about.st_mtime,
+            stat.S_IMODE(about.st_mode),
+        )
 
-    def _write(self, path: str, data: bytes, abandoned: threading.Event) -> None:
+    def _write(self, path: str, data: bytes, mode: int | None, abandoned: threading.Event) -> None:
         located, above, name = self._named(path)
         try:
             folder = self._reach(located, above, make=True)
             try:
-                self._replace(folder, name, data, path, abandoned)
+                self._replace(folder, name, data, path, mode, abandoned)
             finally:
                 os.close(folder)
         except OSError as problem:
@@ -230,7 +236,13 @@ class LocalFiles:
         return open_beneath(folder, name, OPEN_FOLDER_FLAGS, links=False, mounts=self.roots.mounts)
 
     def _replace(
-        self, folder: int, name: str, data: bytes, path: str, abandoned: threading.Event
+        self,
+        folder: int,
+        name: str,
+        data: bytes,
+        path: str,
+        mode: int | None,
+        abandoned: threading.Event,
     ) -> None:
         old = self._present(folder, name, path)
         draft = f".evoclaw-{secrets.token_hex(8)}.tmp"
@@ -241,6 +253,8 @@ class LocalFiles:
                 _write_all(descriptor, data)
                 if old is not None:
                     _keep_rights(descriptor, old)
+                if mode is not None:
+                    os.fchmod(descriptor, mode & 0o777)
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)

@@ -143,6 +143,8 @@ class ApprovalAnswer(Struct, frozen=True, omit_defaults=True):
     by: Answerer
     at: float
     reason: str = ""
+    arguments: dict[str, JSON] | None = None
+    """The arguments that the person put in place of the call's."""
 
 
 def tool_digest(tool: Tool) -> str:

@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from evoclaw.core.errors import ConfigError, EvoClawError
+from evoclaw.core.suggestions import did_you_mean
 
 T = TypeVar("T")
 DEVICES_FILE_NAME = "devices.json"
@@ -280,8 +281,10 @@ class Devices:
 
         def change(device: Device | None) -> Device:
             if device is None:
-                names = ", ".join(sorted(self._repository.read())) or "none"
-                raise ConfigError(f"unknown edge {agent_id!r}; known edges: {names}")
+                known = sorted(self._repository.read())
+                names = ", ".join(known) or "none"
+                similar = did_you_mean(agent_id, known)
+                raise ConfigError(f"unknown edge {agent_id!r}; known edges: {names}{similar}")
             done.append(work(device))
             return done[-1]
 

@@ -35,6 +35,7 @@ async def open_edge(
     from evoclaw.governance.stops import cancel_on_stop
     from evoclaw.observe.tracing.tracing import open_tracing
     from evoclaw.store.calls.artifacts import ArtifactStore
+    from evoclaw.store.calls.before_images import BeforeImages
     from evoclaw.transport.broker_accounts import client_id
     from evoclaw.transport.private_files import make_private_folder
     from evoclaw.trust.receipts import DeviceKey
@@ -47,11 +48,19 @@ async def open_edge(
         make_private_folder(config.data)
         stack.enter_context(_lock_data_folder(config.data))
         tracing = await stack.enter_async_context(open_tracing(env, "evoclaw-edge"))
-        journal = await stack.enter_async_context(
-            await _open_journal(edge_key(config, env), new_key=new_key)
+        key = edge_key(config, env)
+        journal = await stack.enter_async_context(await _open_journal(key, new_key=new_key))
+        limits = config.limits
+        images = BeforeImages(
+            config.data / "undo",
+            cipher=key.cipher(),
+            max_file_bytes=limits.undo_bytes,
+            retention_s=limits.undo_hours * 3600,
         )
         clock = OrchestratorClock()
-        device = await open_edge_runtime(config, env, stack, tracing)
+        device = await open_edge_runtime(
+            config, env, stack, tracing, images if limits.undo_hours else None
+        )
         if journal.database.set_aside is not None and device.call_audit is not None:
             device.call_audit.damaged(f"{journal.database.path.name} was set aside")
         name = client_id(config.agent_id, password) if password else ""
@@ -68,8 +77,9 @@ async def open_edge(
             signed=frozenset(config.senders),
             skills=device.skill_tools,
             artifacts=ArtifactStore(
-                config.data / "artifacts", max_artifact_bytes=config.limits.artifact_bytes
+                config.data / "artifacts", max_artifact_bytes=limits.artifact_bytes
             ),
+            images=images,
             key=DeviceKey.load_or_create(config.data / "device.key"),
             notes=device.call_audit,
             damage=_damage(config.data),

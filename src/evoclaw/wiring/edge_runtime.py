@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from evoclaw.governance.permissions import NamedTools
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.tracing.tracing import Tracing
+    from evoclaw.store.calls.before_images import BeforeImages
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +52,9 @@ async def open_edge_runtime(
     env: Mapping[str, str],
     stack: AsyncExitStack,
     tracing: Tracing | None = None,
+    images: BeforeImages | None = None,
 ) -> EdgeRuntime:
-    """Build the runtime of an edge; the stack closes it."""
+    """Build the runtime of an edge; the stack closes it. With `images`, calls can be undone."""
     from evoclaw.edge.plans import CallAudit
     from evoclaw.governance.rate_limits import RateLimits
     from evoclaw.observe.audit.sink import AuditContext
@@ -70,8 +72,13 @@ async def open_edge_runtime(
         )
         guards, notes = (*guards, Recordable(audit)), CallAudit(audit, context)
     config.workspace.mkdir(parents=True, exist_ok=True, mode=0o700)
-    routes, added = await _routes(config, env, stack)
-    ports, has_model = await _ports(config, env, stack, guards, routes)
+    routes, added = await _routes(config, env, stack, images)
+    steps: list[Step] = list(guards)
+    if images is not None:
+        from evoclaw.edge.undo import KeepBeforeImages
+
+        steps.append(KeepBeforeImages(images))
+    ports, has_model = await _ports(config, env, stack, steps, routes)
     if tracing is not None:
         ports = replace(ports, sinks=(*ports.sinks, tracing.every_run(config.agent_id)))
     return EdgeRuntime(ports, has_model, notes, stops, added)
@@ -89,7 +96,7 @@ async def _ports(
     config: EdgeConfig,
     env: Mapping[str, str],
     stack: AsyncExitStack,
-    guards: tuple[Policy, ...],
+    guards: Sequence[Step],
     routes: Sequence[Route],
 ) -> tuple[Ports, bool]:
     from evoclaw.executors.call_steps import DefaultTimeout
@@ -119,13 +126,13 @@ async def _ports(
 
 
 async def _routes(
-    config: EdgeConfig, env: Mapping[str, str], stack: AsyncExitStack
+    config: EdgeConfig, env: Mapping[str, str], stack: AsyncExitStack, images: BeforeImages | None
 ) -> tuple[list[Route], AddedTools | None]:
     """The routes of an edge: files, commands, web pages, the device, and what is added."""
     from evoclaw.core.ops import ExecOps, FileOps
     from evoclaw.executors.devices import LocalDevice, LocalNotifier
-    from evoclaw.executors.files import LocalFiles
     from evoclaw.executors.local import LocalExecutor
+    from evoclaw.executors.tracked_files import TrackedFiles
     from evoclaw.executors.url_guard import UrlGuard
     from evoclaw.executors.web_fetch import WebFetcher
     from evoclaw.governance.network import NetworkPolicy
@@ -146,8 +153,9 @@ async def _routes(
     )
     # Camera, pins and screen run fixed programs, so they need no sandbox.
     notifier, device = LocalNotifier(sandboxed.plain), LocalDevice(sandboxed.plain)
+    files = TrackedFiles(config.workspace, readable=config.read_roots)
     dependencies: dict[type, object] = {
-        FileOps: LocalFiles(config.workspace, readable=config.read_roots),
+        FileOps: files,
         Fetcher: WebFetcher(UrlGuard(may=domains.allows)),
         DeviceOps: device,
         DevicePins: device,
@@ -176,7 +184,12 @@ async def _routes(
         exec_for=sandboxed.exec_for,
         sound=True,
     )
-    return [Route(built_in), *(() if added is None else added.routes)], added
+    routes = [Route(built_in), *(() if added is None else added.routes)]
+    if images is not None:
+        from evoclaw.edge.undo import undo_tool
+
+        routes.append(Route(LocalExecutor([undo_tool(images, files)], sound=True)))
+    return routes, added
 
 
 def adds_tools(config: EdgeConfig) -> bool:
@@ -199,10 +212,12 @@ def program_folders(config: EdgeConfig) -> list[Path]:
 
 def _named_tools(names: Sequence[str], routes: Sequence[Route], *, growing: bool) -> NamedTools:
     """The step of `[tools] only`; a name that no tool can ever have is an error."""
+    from evoclaw.core.tools import UNDO_TOOL
     from evoclaw.edge.outputs import TOOL_NAME
     from evoclaw.governance.permissions import NamedTools
 
-    known = {tool.name for route in routes for tool in route.executor.tools()}
+    tools = [tool for route in routes for tool in route.executor.tools()]
+    known = {tool.name for tool in tools}
     if unknown := [name for name in names if name not in known]:
         text = (
             f"unknown tool {', '.join(map(repr, unknown))} in [tools] only; "
@@ -212,7 +227,8 @@ def _named_tools(names: Sequence[str], routes: Sequence[Route], *, growing: bool
             raise ConfigError(text)
         # A skill, a file or an approval may still add it.
         logger.warning(text)
-    return NamedTools(frozenset({*names, TOOL_NAME}))
+    writes = any("file_write" in tool.permissions for tool in tools if tool.name in names)
+    return NamedTools(frozenset({*names, TOOL_NAME, *([UNDO_TOOL] if writes else [])}))
 
 
 def _optional_dependencies(env: Mapping[str, str]) -> dict[type, object]:

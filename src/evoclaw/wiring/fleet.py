@@ -115,6 +115,7 @@ async def fleet_ports(
     timeout_s: float,
 ) -> AsyncGenerator[Ports]:
     """The ports of a run whose calls go to one edge, to any, or to those the model chooses."""
+    from evoclaw.executors.call_steps import WithoutUndoTool
     from evoclaw.orchestrator.fleet.edge_routes import fleet_routes
     from evoclaw.orchestrator.fleet.forwarded_calls import forwarded_calls, only_reads
     from evoclaw.providers.registry import open_provider
@@ -141,7 +142,7 @@ async def fleet_ports(
                 provider=provider,
                 model=name,
                 routes=routes,
-                steps=image_steps(orchestrator, provider),
+                steps=[WithoutUndoTool(), *image_steps(orchestrator, provider)],
                 approver=approver,
                 level=level,
                 capabilities=capabilities,

@@ -20,6 +20,7 @@ def local_pipeline() -> PipelineSpec:
         Quarantine,
         SignReceipt,
         TraceCall,
+        WithoutUndoTool,
     )
     from evoclaw.governance.autonomy import Autonomy
     from evoclaw.governance.budget.policy import BudgetNotice, RunBudget
@@ -47,8 +48,8 @@ def local_pipeline() -> PipelineSpec:
     return PipelineSpec(
         "local",
         offer=(
-            PermittedTools, WithoutImageTool, DefaultTimeout, ActiveSkillTools, FlowFlags,
-            Quarantine, RunTools,
+            PermittedTools, WithoutImageTool, WithoutUndoTool, DefaultTimeout, ActiveSkillTools,
+            FlowFlags, Quarantine, RunTools,
         ),
         before=(
             Stops, ToolStatus, ForwardedTools, RateLimits, Recordable, Autonomy, Permissions,
@@ -71,6 +72,7 @@ def service_pipeline() -> PipelineSpec:
         MarkHiddenText,
         SignReceipt,
         TraceCall,
+        WithoutUndoTool,
     )
     from evoclaw.governance.autonomy import Autonomy
     from evoclaw.governance.budget.policy import BudgetNotice, RunBudget
@@ -101,8 +103,8 @@ def service_pipeline() -> PipelineSpec:
     return PipelineSpec(
         "service",
         offer=(
-            PermittedTools, WithoutImageTool, AgentTools, AgentSkills, DefaultTimeout,
-            ActiveSkillTools, FlowFlags, RunTools,
+            PermittedTools, WithoutImageTool, WithoutUndoTool, AgentTools, AgentSkills,
+            DefaultTimeout, ActiveSkillTools, FlowFlags, RunTools,
         ),
         before=(
             Stops, ToolStatus, ForwardedTools, RateLimits, Recordable, Autonomy, Permissions,
@@ -121,7 +123,8 @@ def edge_pipeline() -> PipelineSpec:
     """Calls that come to an edge: judged again there, whatever the orchestrator decided."""
     from evoclaw.edge.genome import GenomeSkills, GenomeTimeouts
     from evoclaw.edge.outputs import KeepLargeOutput
-    from evoclaw.executors.call_steps import DefaultTimeout
+    from evoclaw.edge.undo import KeepBeforeImages
+    from evoclaw.executors.call_steps import DefaultTimeout, WithoutUndoTool
     from evoclaw.governance.autonomy import Autonomy
     from evoclaw.governance.budget.device import DeviceBudget, MeterDevice
     from evoclaw.governance.flow.edge import EdgeFlow
@@ -140,10 +143,13 @@ def edge_pipeline() -> PipelineSpec:
 
     return PipelineSpec(
         "edge",
-        offer=(PermittedTools, NamedTools, DefaultTimeout, FlowFlags, GenomeSkills, GenomeTimeouts),
+        offer=(
+            PermittedTools, NamedTools, WithoutUndoTool, DefaultTimeout, FlowFlags, GenomeSkills,
+            GenomeTimeouts,
+        ),
         before=(
             Stops, RateLimits, Recordable, ToolStatus, Autonomy, Permissions, CommandRules,
             NetworkPolicy, EdgeFlow, DeviceBudget,
         ),
-        around=(KeepLargeOutput, MeterDevice),
+        around=(KeepLargeOutput, KeepBeforeImages, MeterDevice),
     )  # fmt: skip

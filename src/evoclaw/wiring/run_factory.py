@@ -11,8 +11,8 @@ from evoclaw.core.history import History
 from evoclaw.core.labels import LOCAL_PRINCIPAL, Principal
 from evoclaw.core.pipeline import Pipeline, Step
 from evoclaw.core.ports import Approver, Policy, Ports, Sink
-from evoclaw.core.routes import Route
-from evoclaw.core.tools import Tool, UnavailableTool
+from evoclaw.core.routes import SERVICE_MACHINE, Route
+from evoclaw.core.tools import UNDO_TOOL, Tool, UnavailableTool
 from evoclaw.wiring.fleet import image_steps
 from evoclaw.wiring.toolbox import (
     built_in_route,
@@ -37,10 +37,6 @@ if TYPE_CHECKING:
     from evoclaw.store.sessions.sessions import Session, StoredRun
     from evoclaw.wiring.governance import Governance
     from evoclaw.wiring.toolbox import Toolbox
-
-
-SERVICE = "orchestrator"
-"""The machine of calls that run in the service itself."""
 
 
 def shares_extensions(agent: Agent) -> bool:
@@ -144,7 +140,9 @@ class RunFactory:
         routes = self._offer(agent).routes
         names = (tool.name for tool in self.toolbox.extension_tools())
         return frozenset(
-            name for name in names if (found := routes.find(name)) and found.machine == SERVICE
+            name
+            for name in names
+            if (found := routes.find(name)) and found.machine == SERVICE_MACHINE
         )
 
     def image_problem(self, agent: Agent) -> str:
@@ -231,20 +229,27 @@ class RunFactory:
         from evoclaw.orchestrator.fleet.edge_routes import session_routes
 
         offered = tenant == LOCAL_PRINCIPAL.tenant or shares_extensions(agent)
-        extensions = extension_routes(toolbox, self.flush, SERVICE) if offered else []
+        extensions = extension_routes(toolbox, self.flush, SERVICE_MACHINE) if offered else []
         edges = session_routes(self.orchestrator, agent, session, on)
         rest = [*edges, *extensions] if agent.names_edge else [*extensions, *edges]
-        return [built_in_route(toolbox, toolbox.tools, self.flush, SERVICE), *rest]
+        return [built_in_route(toolbox, toolbox.tools, self.flush, SERVICE_MACHINE), *rest]
 
     def _offer_steps(self, agent: Agent, toolbox: Toolbox) -> list[Step]:
         """The steps that offer what the agent's definition and the settings allow."""
+        from evoclaw.executors.call_steps import WithoutUndoTool
         from evoclaw.governance.permissions import PermittedTools
         from evoclaw.orchestrator.agents.offer_steps import AgentSkills, AgentTools
         from evoclaw.orchestrator.agents.prompt import active_skills
+        from evoclaw.providers.scripted import DIRECT_MODEL
 
         steps: list[Step] = [PermittedTools(agent.capabilities)]
-        if agent.tools is not None:
-            steps.append(AgentTools(agent.tools))
+        names = agent.tools
+        if agent.model == DIRECT_MODEL:
+            names = None if names is None else names | {UNDO_TOOL}
+        else:
+            steps.append(WithoutUndoTool())
+        if names is not None:
+            steps.append(AgentTools(names))
         if active := active_skills(agent, toolbox.skill_registry.skills()):
             steps.append(AgentSkills(tuple(active)))
         return steps

@@ -75,6 +75,8 @@ class ApprovalView(Struct, frozen=True, omit_defaults=True):
     """When it was answered, in Unix seconds."""
     answer_reason: str = ""
     """The reason that the person gave."""
+    edited: bool = False
+    """Whether the person changed the arguments with which the call ran."""
     uses: int = 0
     """How many calls have used the approval."""
     machine: str = ""
@@ -97,6 +99,8 @@ class ApprovalDecision(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """`step`: once, and this step of its workflow from now on, as `covers_step` says."""
     reason: Reason = ""
     """Sent to the model, and recorded."""
+    arguments: dict[str, JSON] | None = None
+    """With `once`: run the call with these arguments instead; they are checked like the model's."""
 
 
 class ApproveRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -178,6 +182,7 @@ def approval_view(case: ApprovalCase) -> ApprovalView:
         answered_by="" if answer is None else answer.by.name,
         answered_at=None if answer is None else answer.at,
         answer_reason="" if answer is None else answer.reason,
+        edited=answer is not None and answer.arguments is not None,
         uses=case.uses,
         machine=asking.scope.machine,
         covers_step="" if asking.step_scope is None else asking.step_scope.description,
@@ -193,7 +198,12 @@ async def _own_approval(parts: ApiDependencies, caller: Caller, id_: str) -> App
 
 
 async def _decide(
-    parts: ApiDependencies, caller: Caller, id_: str, decision: Decision | None, reason: str
+    parts: ApiDependencies,
+    caller: Caller,
+    id_: str,
+    decision: Decision | None,
+    reason: str,
+    arguments: dict[str, JSON] | None = None,
 ) -> ApprovalView:
     """Record a person's decision, and resume the run that waits; None approves its step too."""
     approvals = require(parts.approvals, "approvals")
@@ -201,7 +211,7 @@ async def _decide(
     problem = (
         await approvals.approve_step(id_, caller.answerer(), reason)
         if decision is None
-        else await approvals.answer(id_, decision, caller.answerer(), reason)
+        else await approvals.answer(id_, decision, caller.answerer(), reason, arguments)
     )
     if problem:
         raise ApiError(409, "not_waiting", problem)
@@ -267,7 +277,9 @@ async def answer_approval(
     decision = None if data.decision == "step" else Decision(data.decision)
     if decision is None:
         check_step_approver(caller)
-    return await _decide(parts, caller, approval_id, decision, data.reason)
+    if data.arguments is not None and decision is not Decision.ONCE:
+        raise ApiError(422, "invalid", "Edited arguments need the decision 'once'.")
+    return await _decide(parts, caller, approval_id, decision, data.reason, data.arguments)
 
 
 @post(

@@ -31,6 +31,7 @@ from evoclaw.api.routes.parameters import (
 from evoclaw.api.routes.runs import LOCATION_HEADER, SAME_KEY_RESPONSES, is_own, start_requested
 from evoclaw.core.messages import Message
 from evoclaw.orchestrator.people.access import Caller, TokenScope
+from evoclaw.orchestrator.runs.compaction import CompactedSession, compact_session
 from evoclaw.orchestrator.runs.requests import RunRequest, RunView
 from evoclaw.orchestrator.sessions.conversations import Conversations, Session
 
@@ -264,6 +265,27 @@ async def branch_session(
     return await own_session(parts, caller, created.id)
 
 
+class CompactSessionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to summarise a session."""
+
+    model: Annotated[str, Meta(max_length=200)] = ""
+    """The model that writes the summary; empty: the agent's."""
+
+
+@post("/v1/sessions/{session_id:str}/compact", scope=TokenScope.RUNS_WRITE, tags=TAGS)
+async def compact(
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    session_id: PathId,
+    data: JSONBody[CompactSessionRequest],
+) -> CompactedSession:
+    """Create a session that continues this one, with its older turns as a summary."""
+    await own_session(parts, caller, session_id)
+    runs = require(parts.runs, "runs")
+    conversations = _conversations(parts, caller)
+    return await compact_session(runs, conversations, caller.principal, session_id, data.model)
+
+
 @post(
     "/v1/sessions/{session_id:str}/messages",
     scope=TokenScope.RUNS_WRITE,
@@ -316,6 +338,7 @@ ROUTES: tuple[HTTPRouteHandler, ...] = (
     read_messages,
     change_session,
     branch_session,
+    compact,
     send_message,
     delete_session,
 )

@@ -186,6 +186,8 @@ class AuditSink:
             "decision": event.decision,
             "reason": event.reason,
         }
+        if event.arguments is not None:
+            fields["edited"] = True
         self._note("approval", at, fields)
 
     def _finish(self, at: float, result: ToolResult) -> None:
@@ -218,7 +220,10 @@ class AuditSink:
             if call.judged.machine:
                 fields["device"] = call.judged.machine
         if (approval := call.approval) is not None:
-            fields["approval"] = {"decision": approval.decision, "reason": approval.reason}
+            answer: Fields = {"decision": approval.decision, "reason": approval.reason}
+            if approval.arguments is not None:
+                answer["edited"] = True
+            fields["approval"] = answer
         return fields
 
     def _note_call(self, at: float, fields: Fields, call: _OpenCall, name: str) -> None:

@@ -300,9 +300,9 @@ def narrow_edge_calls(pipeline: Pipeline, capabilities: frozenset[str]) -> None:
             route.executor.narrow(capabilities)
 
 
-def _nested_calls(result: ToolResult) -> list[JSON]:
-    calls: JSON = result.details.get("calls")
-    return calls if is_array(calls) else []
+def _entries(result: ToolResult, name: str) -> list[JSON]:
+    found: JSON = result.details.get(name)
+    return found if is_array(found) else []
 
 
 def _to_query(action: JSON, params: JSON) -> str:
@@ -322,7 +322,15 @@ def _combine(call: Call, results: Mapping[str, ToolResult]) -> ToolResult:
     ]
     if receipts:
         details["receipts"] = receipts
-    calls = [call for found in results.values() for call in _nested_calls(found)]
+    changes = [
+        {**entry, "agent": name}
+        for name, result in results.items()
+        for entry in _entries(result, "changes")
+        if is_object(entry)
+    ]
+    if changes:
+        details["changes"] = changes
+    calls = [call for found in results.values() for call in _entries(found, "calls")]
     if calls:
         details["calls"] = calls
     if (used := sum_usage(reported_usage(found.details) for found in results.values())) is not None:

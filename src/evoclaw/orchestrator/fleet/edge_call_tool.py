@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from evoclaw.core.messages import JSON
-from evoclaw.core.tools import Tool
+from evoclaw.core.tools import UNDO_TOOL, Tool
 from evoclaw.executors.edge import EDGE_GRACE_S
 from evoclaw.orchestrator.fleet.members import Member
 from evoclaw.orchestrator.sanitizing import quoted
@@ -94,6 +94,7 @@ def first_names(names: Sequence[str]) -> str:
 
 
 def _describe(member: Member) -> str:
-    tools = f" (tools: {', '.join(member.tools.names)})" if len(member.tools) else ""
+    names = [name for name in member.tools.names if name != UNDO_TOOL]
+    tools = f" (tools: {', '.join(names)})" if names else ""
     note = "" if member.guarantees_delivery else " (no delivery guarantees)"
     return quoted(member.summary) + tools + note

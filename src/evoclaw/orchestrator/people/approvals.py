@@ -109,7 +109,14 @@ class CallApprovals:
         row = await self._store.get(id_, tenant)
         return None if row is None else self._case(row)
 
-    async def answer(self, id_: str, decision: Decision, by: Answerer, reason: str = "") -> str:
+    async def answer(
+        self,
+        id_: str,
+        decision: Decision,
+        by: Answerer,
+        reason: str = "",
+        arguments: dict[str, JSON] | None = None,
+    ) -> str:
         """Answer a request; return the problem, or an empty text. The first answer counts.
 
         Args:
@@ -117,12 +124,15 @@ class CallApprovals:
             decision: Once, for the session, or no.
             by: Who answers; only a person of the request's tenant may.
             reason: For the model, and for the audit.
+            arguments: Those with which the call is to run instead; only once.
         """
         if decision is Decision.PENDING:
             return "the answer must be to approve or to deny"
+        if arguments is not None and decision is not Decision.ONCE:
+            return "edited arguments are approved once; answer with the decision 'once'"
         if problem := by.refusal_reason(by.tenant):
             return problem
-        answered = ApprovalAnswer(decision, by, self._store.now(), reason)
+        answered = ApprovalAnswer(decision, by, self._store.now(), reason, arguments)
         status, is_first = await self._store.answer(
             id_, by.tenant, str(decision), msgspec.json.encode(answered)
         )
@@ -317,7 +327,7 @@ class CallApprovals:
             principal.tenant,
             frozenset({HUMAN_SCOPE}),
         )
-        await self.answer(id_, approval.decision, by, approval.reason)
+        await self.answer(id_, approval.decision, by, approval.reason, approval.arguments)
 
     def _approval(
         self, status: ApprovalStatus, row: StoredApproval | None, claim: ApprovalClaim
@@ -329,7 +339,8 @@ class CallApprovals:
         validity = _duration(self.settings.expires_s)
         match status:
             case ApprovalStatus.ONCE:
-                return Approval(Decision.ONCE, reason)
+                edited = None if case is None or case.answer is None else case.answer.arguments
+                return Approval(Decision.ONCE, reason, edited)
             case ApprovalStatus.SESSION:
                 return Approval(Decision.SESSION, reason or _in_force(case))
             case ApprovalStatus.DENIED:

@@ -39,6 +39,7 @@ def single_call_request(
     label: Label = CLEAN,
     timeout_s: float | None = None,
     step: WorkflowStepRef | None = None,
+    title: str = "",
 ) -> RunRequest:
     """The run request of one call, for a model that only repeats it.
 
@@ -50,6 +51,7 @@ def single_call_request(
         label: The label of what the arguments were made from.
         timeout_s: The longest time of the run.
         step: The step of a workflow that makes the call.
+        title: The title of its session; names the tool if empty.
     """
     origin = "A step of a workflow calls" if step is not None else "Call"
     message = UserMessage((TextBlock(f"{origin} the tool {tool}.", label),))
@@ -61,7 +63,7 @@ def single_call_request(
         messages=(message, Reply(calls=(call,))),
         agent=agent,
         on=on,
-        title=f"{'step' if step is not None else 'call'}: {tool}",
+        title=title or f"{'step' if step is not None else 'call'}: {tool}",
         model=DIRECT_MODEL,
         settings=settings,
         workflow_step=step,

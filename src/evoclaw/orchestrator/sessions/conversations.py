@@ -29,6 +29,7 @@ from evoclaw.core.messages import Message, SystemMessage, TextBlock, UserMessage
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import Ports, Provider, Sink
 from evoclaw.core.state import fold, new_run
+from evoclaw.core.suggestions import did_you_mean
 from evoclaw.core.tracing import enter_run_trace
 from evoclaw.governance.approvals import WorkflowStepRef
 from evoclaw.governance.budget.cost_estimator import Price
@@ -193,7 +194,7 @@ class Conversations:
             return
         why = "there is no such edge"
         if self.store.tenant == LOCAL_PRINCIPAL.tenant:  # the fleet belongs to this tenant
-            why += f"; known edges: {', '.join(known) or 'none'}"
+            why += f"; known edges: {', '.join(known) or 'none'}{did_you_mean(on, known)}"
         raise UnknownEdge(on, why)
 
     async def move(self, session_id: str, on: str) -> Session:
