@@ -215,6 +215,16 @@ def test_every_page_can_be_reached_from_the_index() -> None:
     assert set(DOCS.rglob("*.md")) - reached == set()
 
 
+def test_every_page_is_in_the_navigation_of_the_site_once() -> None:
+    text = read(ROOT / "mkdocs.yml")
+    listed = re.findall(r"^ +- (?:.+: )?(\S+\.md)$", text.partition("\nnav:\n")[2], re.MULTILINE)
+    of_the_root = {"CHANGELOG.md", "AGENTS.md"}
+
+    pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+    assert set(listed) == pages | of_the_root
+    assert len(listed) == len(set(listed))
+
+
 def test_agents_md_stays_short() -> None:
     assert len(read(ROOT / "AGENTS.md").splitlines()) <= 120
 
