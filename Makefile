@@ -170,7 +170,7 @@ screenshots: $(READY) ## regenerate the dashboard screenshots
 	$(BIN)/python -m tests.page.screenshots
 
 recording: $(READY) ## regenerate the terminal recording of the README
-	$(BIN)/python docs/record.py
+	$(BIN)/python -m docs.record
 
 reference: $(READY) ## regenerate the reference pages from the code
 	$(BIN)/python docs/generate.py
