@@ -38,7 +38,8 @@ def main() -> int:
                 _show(f"{file}: unpacking {total} packages")
             elif step:
                 collected += 1
-                _show(f"{file}: downloading package {collected} of {total}")
+                if sys.stdout.isatty() or collected % 10 == 0:
+                    _show(f"{file}: downloading package {collected} of {total}")
     if pip.returncode:
         sys.stdout.write(f"\n{''.join(said)}")
     else:
