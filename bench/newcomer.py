@@ -210,8 +210,8 @@ def page(results: dict[str, Any], rounds: int) -> str:
             "for the model that EvoClaw found (it is tested with a real request), the folder, no",
             "service, and the proposed question. Without a model, pasting a key is one input more.",
             "",
-            f"Measured on {datetime.now(UTC):%Y-%m-%d}: {machine}, load average {load:.1f}. The more",
-            "the load exceeds the number of cores, the longer everything takes.",
+            f"Measured on {datetime.now(UTC):%Y-%m-%d}: {machine}, load average {load:.1f}.",
+            "The more the load exceeds the number of cores, the longer everything takes.",
             "",
         )
     )

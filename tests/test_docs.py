@@ -22,7 +22,10 @@ DOCS = ROOT / "docs"
 PAGES = sorted(
     (*ROOT.glob("*.md"), *DOCS.rglob("*.md")), key=lambda page: page.relative_to(ROOT).parts
 )
-RUNNABLE = (ROOT / "README.md", DOCS / "quickstart.md", *sorted((DOCS / "guides").glob("*.md")))
+RUNNABLE = (
+    *(ROOT / "README.md", DOCS / "quickstart.md", DOCS / "coming-from.md"),
+    *sorted((DOCS / "guides").glob("*.md")),
+)
 EXAMPLES = sorted(
     path
     for path in (ROOT / "examples").glob("*.py")
