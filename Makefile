@@ -20,8 +20,7 @@ help: ## list the targets
 
 $(BASE):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "EvoClaw needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11")'
-	@echo "creating $(VENV)"
-	@$(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/pip || { echo "creating $(VENV)" && $(PYTHON) -m venv $(VENV); }
 	@touch $@
 
 INSTALL = $(PYTHON) scripts/install.py $(BIN)/python
