@@ -24,7 +24,7 @@ BLOCK = re.compile(r"^```(sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PORT = "127.0.0.1:8433"
 """Where the service is unless it is told otherwise."""
 UP = re.compile(r"^evoclaw up\b[^#\n]*", re.MULTILINE)
-INSTALLS = ("pipx install", "pip install", "make demo", "make test")
+INSTALLS = ("pipx install", "pipx runpip", "pip install", "make demo", "make test")
 """What is tried elsewhere: test_install.py, test_docs.py and the demo itself."""
 QUESTION = "What does note.txt say?"
 
