@@ -50,6 +50,7 @@ def command(shell: Shell, *arguments: str) -> dict[str, float]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
+        start_new_session=True,  # scheduled as in a terminal of its own
     )
     assert process.stdout is not None
     said = process.stdout.read()
