@@ -176,7 +176,7 @@ reference: $(READY) ## regenerate the reference pages from the code
 
 docs: reference $(SITE_READY) ## build the documentation site into site/, without a broken link; `make serve-docs` serves it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	@echo "open site/index.html, or run: make serve-docs"
+	@echo "site/ is complete: serve it with any web server, or run: make serve-docs"
 
 serve-docs: $(SITE_READY) ## serve the documentation site on 127.0.0.1:8000, rebuilt as pages change
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
