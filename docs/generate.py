@@ -1,4 +1,4 @@
-"""Write docs/reference/*.md and the table of files from the code: `make docs`.
+"""Write docs/reference/*.md from the code: `make reference`.
 
 A test compares what is stored with what this makes. Nothing here depends on the Python version,
 the machine or the time, so the pages only change when the code does.
@@ -125,7 +125,6 @@ PLACE = Path(__file__).parent
 SOURCE = PLACE.parent / "src" / "evoclaw"
 GOLDEN = PLACE.parent / "tests" / "transport" / "golden"
 MADE = "<!-- Made by docs/generate.py from the code; change that, then run `make docs`. -->"
-BEGIN, END = "<!-- files: made by docs/generate.py -->\n", "<!-- end of files -->"
 PIPELINES_BEGIN = "<!-- pipelines: made by docs/generate.py -->\n"
 PIPELINES_END = "<!-- end of pipelines -->"
 ROOMS = (
@@ -158,10 +157,10 @@ def main() -> None:
 def pages() -> dict[str, str]:
     """Every page that is made, whole or in part, by its path below docs/."""
     made = {"events": events(), "tools": tools(), "cli": cli(), "settings": settings()}
-    made |= {"faults": faults(), "wire": wire()}
+    made |= {"faults": faults(), "wire": wire(), "files": files()}
     whole = {f"reference/{name}.md": f"{MADE}\n\n{text.strip()}\n" for name, text in made.items()}
     guide = "guides/governance.md"
-    return {**whole, "architecture.md": architecture(), guide: governance()}
+    return {**whole, guide: governance()}
 
 
 def governance() -> str:
@@ -181,14 +180,18 @@ def governance() -> str:
     return before + PIPELINES_BEGIN + "\n".join(parts) + PIPELINES_END + after
 
 
-def architecture() -> str:
-    """The page as it is, with the table of files made anew."""
-    text = (PLACE / "architecture.md").read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
+def files() -> str:
+    """The page of every file of the package, room by room."""
     found = {path.relative_to(SOURCE).parts[0] for path in SOURCE.rglob("*/*.py")}
     rooms = (*(room for room in ROOMS[:-1] if room in found), *sorted(found - set(ROOMS)), ".")
-    return before + BEGIN + "\n".join(_room(room) for room in rooms) + END + after
+    return "\n\n".join(
+        (
+            "# Files",
+            "Every file of `src/evoclaw/` in one line: the first sentence of the file itself. "
+            "[Architecture](../architecture.md) explains how they work together.",
+            *(_room(room) for room in rooms),
+        )
+    )
 
 
 def _room(name: str) -> str:
@@ -199,7 +202,7 @@ def _room(name: str) -> str:
         for path in sorted(folder.glob("*.py") if name == "." else folder.rglob("*.py"))
         if path.name != "__init__.py"
     ]
-    return f"\n### {title}\n\n{_table(('file', 'what it is for'), rows)}\n"
+    return f"## {title}\n\n{_table(('file', 'what it is for'), rows)}"
 
 
 def _purpose(path: Path) -> str:

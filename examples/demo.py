@@ -122,7 +122,7 @@ async def real(workspace: Path) -> None:
         run=PreparedRun(state),
     )
     async with opened as ports:
-        if ports.provider.model.startswith("local/"):
+        if ports.provider.model.startswith("embedded/"):
             print("(the embedded 135M model: the loop works, its answers are often wrong)")
         await show(state, ports)
 

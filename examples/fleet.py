@@ -28,6 +28,8 @@ from evoclaw.wiring.store import open_devices
 EVERYTHING = frozenset({"*"})
 GPIO = '#!/bin/sh\necho "GPIO $2: level=1 fsel=0 func=INPUT"\n'
 EDGES = ("kitchen", "cellar", "garage")
+START_TIMEOUT_S = 90
+"""Also on a small machine that is busy."""
 
 
 def title(text: str) -> None:
@@ -62,7 +64,7 @@ class Device:
     def stop(self) -> None:
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=START_TIMEOUT_S)
 
 
 @asynccontextmanager
@@ -89,7 +91,7 @@ async def fleet(folder: Path) -> AsyncGenerator[tuple[Orchestrator, dict[str, De
             device.start()
             stack.callback(device.stop)
         for device in devices.values():
-            await house.orchestrator.wait_for(device.name, 20)
+            await house.orchestrator.wait_for(device.name, START_TIMEOUT_S)
         print(f"  online: {', '.join(m.agent_id for m in house.orchestrator.fleet.online())}")
         yield house.orchestrator, devices
 

@@ -22,7 +22,10 @@ DOCS = ROOT / "docs"
 PAGES = sorted(
     (*ROOT.glob("*.md"), *DOCS.rglob("*.md")), key=lambda page: page.relative_to(ROOT).parts
 )
-RUNNABLE = (ROOT / "README.md", DOCS / "quickstart.md", *sorted((DOCS / "guides").glob("*.md")))
+RUNNABLE = (
+    *(ROOT / "README.md", DOCS / "quickstart.md", DOCS / "coming-from.md"),
+    *sorted((DOCS / "guides").glob("*.md")),
+)
 EXAMPLES = sorted(
     path
     for path in (ROOT / "examples").glob("*.py")
@@ -213,6 +216,16 @@ def test_every_page_can_be_reached_from_the_index() -> None:
         waiting += [(page.parent / link).resolve() for link in links if link and "://" not in link]
 
     assert set(DOCS.rglob("*.md")) - reached == set()
+
+
+def test_every_page_is_in_the_navigation_of_the_site_once() -> None:
+    text = read(ROOT / "mkdocs.yml")
+    listed = re.findall(r"^ +- (?:.+: )?(\S+\.md)$", text.partition("\nnav:\n")[2], re.MULTILINE)
+    of_the_root = {"CHANGELOG.md", "AGENTS.md"}
+
+    pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+    assert set(listed) == pages | of_the_root
+    assert len(listed) == len(set(listed))
 
 
 def test_agents_md_stays_short() -> None:
