@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 LOCAL := $(VENV)/.local-model
 AIMOCK := $(VENV)/.aimock
+SCRIPTS := $(VENV)/.script-checks
 CORPUS := $(VENV)/.toml-test
 SQLD := $(VENV)/.sqld
 
@@ -33,6 +34,11 @@ $(AIMOCK): $(READY) tests/providers/aimock/package.json
 	$(BIN)/python tests/providers/aimock/install.py $(VENV)/aimock
 	@touch $@
 
+# The type checker and the linter of the dashboard's scripts.
+$(SCRIPTS): $(READY) tests/dashboard/checks/package.json
+	$(BIN)/python tests/providers/aimock/install.py $(VENV)/script-checks tests/dashboard/checks
+	@touch $@
+
 # The public TOML test corpus is only in a source distribution. If the download fails, the one test
 # that needs it is skipped with the reason.
 $(CORPUS): $(READY)
@@ -52,11 +58,13 @@ fmt: $(READY) ## format the code
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-lint: $(READY) ## check format and style
+lint: $(READY) $(SCRIPTS) ## check format and style
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
+	$(BIN)/python -m tests.dashboard.checks lint $(VENV)/script-checks
 
-types: $(READY) ## check types in strict mode
+types: $(READY) $(SCRIPTS) ## check types in strict mode
+	$(BIN)/python -m tests.dashboard.checks types $(VENV)/script-checks
 	$(BIN)/pyright
 
 # More worker processes than cores, because tests also wait. Each worker imports every test, so
@@ -146,8 +154,9 @@ demo: $(LOCAL) ## run calls on three edges, then a governed tool loop with a rea
 screenshots: $(READY) ## regenerate the dashboard screenshots
 	$(BIN)/python -m tests.page.screenshots
 
-docs: $(READY) ## regenerate the reference pages from the code
+docs: $(READY) ## regenerate the reference pages and the types of the API from the code
 	$(BIN)/python docs/generate.py
+	$(BIN)/python -m tests.dashboard.api_types
 
 PIN = $(VENV)/pin/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate --no-emit-index-url

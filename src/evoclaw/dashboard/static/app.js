@@ -1,8 +1,9 @@
+// @ts-check
 // The dashboard: login, navigation between views, and the count of what waits for a person.
 
 import { dropToken, forgetKept, hasToken, isToken, onForgotten, useToken } from "./api.js";
-import { announce, clean, h, oneLine, replace } from "./dom.js";
-import { begin, forget, known, on } from "./live.js";
+import { announce, byId, clean, h, inside, oneLine, replace } from "./dom.js";
+import { begin, forget, known, me, on } from "./live.js";
 import { confirmed, dialog, failed, field, toast } from "./components.js";
 import { showStopBanner } from "./stops.js";
 
@@ -12,9 +13,12 @@ const VIEWS = [
   ["audit", "Audit", "u"], ["settings", "Settings", "s"],
 ];
 // The module of each view; a view may have another module for a single item.
+/** @type {{[view: string]: (args: string[]) => string}} */
 const MODULES = { runs: (args) => (args.length ? "run" : "runs") };
 
+/** @type {AbortController|null} */
 let session = null; // aborted on logout
+/** @type {AbortController|null} */
 let shown = null; // aborted when another view is shown
 
 /** The view and its arguments, from the URL fragment. */
@@ -24,7 +28,10 @@ function place() {
   return VIEWS.some(([view]) => view === name) ? { name, args } : { name: "chat", args: [] };
 }
 
-/** Decode a part of the URL; an invalid one is returned as it is. */
+/**
+ * Decode a part of the URL; an invalid one is returned as it is.
+ * @param {string} piece
+ */
 function decoded(piece) {
   try {
     return decodeURIComponent(piece);
@@ -55,11 +62,11 @@ async function show() {
   shown?.abort();
   shown = new AbortController();
   const { signal } = shown, { name, args } = place();
-  for (const link of document.querySelectorAll("nav a")) {
-    if (link.dataset.view === name) link.setAttribute("aria-current", "page");
+  for (const link of document.querySelectorAll("nav a[data-view]")) {
+    if (link.getAttribute("data-view") === name) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  const root = document.getElementById("main");
+  const root = byId("main");
   try {
     const file = MODULES[name]?.(args) || name;
     const view = await import(`./views/${file}/${file}.js`);
@@ -78,20 +85,21 @@ async function show() {
 function showWaiting() {
   const number = known.approvals.filter((approval) => approval.standing === "waiting").length
     + known.questions.length;
-  const place = document.getElementById("waiting");
+  const place = byId("waiting");
   replace(place, number ? String(number) : null,
     number > 0 && h("span", { class: "unseen" }, " waiting for you"));
 }
 
+/** @param {LinkState} state */
 function showLink(state) {
-  const place = document.getElementById("link");
+  const place = byId("link");
   replace(place, state === "open" ? "live" : "connecting…");
   place.dataset.state = state;
 }
 
 /** Show the current user: a link may have logged in another user than expected. */
 function showUser() {
-  const { tenant, user, token } = known.me, place = document.getElementById("leave");
+  const { tenant, user, token } = me(), place = byId("leave");
   place.title = clean(`${user || token} of ${tenant}`);
   if (user) replace(place, `Log out ${oneLine(user, 14)}`);
 }
@@ -99,13 +107,13 @@ function showUser() {
 async function enter() {
   session = new AbortController();
   const { signal } = session;
-  const root = document.getElementById("app");
+  const root = byId("app");
   try {
     replace(root, frame());
     showLink("away");
     on("approvals", showWaiting, signal);
     on("questions", showWaiting, signal);
-    on("stops", () => showStopBanner(document.getElementById("stops")), signal);
+    on("stops", () => showStopBanner(byId("stops")), signal);
     on("link", showLink, signal);
     await begin(signal);
     showUser();
@@ -117,17 +125,19 @@ async function enter() {
   }
 }
 
+/** @param {string} why */
 function askToken(why) {
   const input = h("input", { type: "password", autocomplete: "current-password", required: true,
     name: "token", "aria-describedby": "login-why" });
   const keep = h("input", { type: "checkbox" });
+  /** @param {Event} event */
   const enterNow = (event) => {
     event.preventDefault();
     if (!input.value.trim()) return;
     useToken(input.value, keep.checked);
     enter();
   };
-  replace(document.getElementById("app"), h("main", { class: "login" },
+  replace(byId("app"), h("main", { class: "login" },
     h("form", { on: { submit: enterNow } },
       h("h1", null, "EvoClaw"), h("p", { id: "login-why", role: "alert" }, why),
       field("Token", input), h("label", { class: "check" }, keep, " Remember it on this device"),
@@ -143,7 +153,10 @@ function logOut() {
   leave("You are logged out.");
 }
 
-/** Log out: remove the user's data from the screen and from memory. */
+/**
+ * Log out: remove the user's data from the screen and from memory.
+ * @param {string} why
+ */
 function leave(why) {
   session?.abort();
   shown?.abort();
@@ -151,7 +164,7 @@ function leave(why) {
   forget();
   window.dispatchEvent(new CustomEvent("evoclaw:left"));
   for (const open of document.querySelectorAll("dialog")) open.remove();
-  replace(document.getElementById("toasts"));
+  replace(byId("toasts"));
   dropToken();
   askToken(why);
 }
@@ -172,8 +185,9 @@ function setTheme() {
 
 let began = false; // "g" was pressed, and a view's letter may follow
 
+/** @param {KeyboardEvent} event */
 function onKey(event) {
-  const writing = event.target.closest("input, textarea, select, [contenteditable]");
+  const writing = inside(event,"input, textarea, select, [contenteditable]");
   if (writing || event.ctrlKey || event.metaKey || event.altKey || !session) return;
   if (event.key === "?") return help();
   const view = began && VIEWS.find(([, , letter]) => letter === event.key);
@@ -218,7 +232,7 @@ window.addEventListener("evoclaw:out", () => {
   if (session) leave(known.me ? "The token is no longer valid." : "Unknown token.");
 });
 document.addEventListener("keydown", onKey);
-document.getElementById("skip")
+byId("skip")
   .addEventListener("click", () => document.getElementById("main")?.focus());
 await takeToken();
 if (hasToken()) enter();

@@ -1,3 +1,4 @@
+// @ts-check
 // The service worker of notifications: shows what comes by Web Push, and opens its links.
 
 self.addEventListener("push", (event) => {
