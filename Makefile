@@ -11,7 +11,7 @@ SQLD := $(VENV)/.sqld
 
 .DEFAULT_GOAL := help
 .PHONY: help setup fmt lint types quick test test-all test-faults test-page test-bypass test-llm check bench fleetbench servicebench startbench \
-	fleetspeed scalebench scalespeed pagebench growth soak tracebench toolbench policybench sandboxbench cagebench agentdojo mcp-conformance demo screenshots docs constraints clean
+	fleetspeed scalebench scalespeed pagebench growth soak tracebench toolbench policybench sandboxbench cagebench agentdojo mcp-conformance demo screenshots icons docs constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 17
@@ -153,6 +153,9 @@ demo: $(LOCAL) ## run calls on three edges, then a governed tool loop with a rea
 
 screenshots: $(READY) ## regenerate the dashboard screenshots
 	$(BIN)/python -m tests.page.screenshots
+
+icons: $(READY) ## draw the icons of the installed dashboard again
+	$(BIN)/python -m tests.page.icons
 
 docs: $(READY) ## regenerate the reference pages and the types of the API from the code
 	$(BIN)/python docs/generate.py

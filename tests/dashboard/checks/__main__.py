@@ -16,19 +16,25 @@ from tests.providers.aimock.install import node
 HERE = Path(__file__).parent
 DASHBOARD = Path(evoclaw.dashboard.__file__).parent
 CONFIG = "eslint.config.mjs"
+PROJECTS = ("tsconfig.json", "tsconfig.worker.json")
+"""Of the pages, and of the service workers, which have other globals."""
 
 
 def check(kind: str, folder: Path) -> int:
-    """Run one of the two programs; its exit code."""
+    """Run the type checker or the linter; its exit code."""
     packages = folder.resolve() / "node_modules"
     if kind == "types":
-        command = [packages / "typescript" / "bin" / "tsc", "--project", DASHBOARD]
+        tsc = packages / "typescript" / "bin" / "tsc"
+        commands = [[tsc, "--project", DASHBOARD / project] for project in PROJECTS]
     else:
         # The linter finds its packages from where its configuration is.
         config = shutil.copy(HERE / CONFIG, folder.resolve())
         script = packages / "eslint" / "bin" / "eslint.js"
-        command = [script, "--config", config, "--max-warnings", "0", DASHBOARD / "static"]
-    return subprocess.run([node(), *command], check=False, timeout=300).returncode
+        commands = [[script, "--config", config, "--max-warnings", "0", DASHBOARD / "static"]]
+    return max(
+        subprocess.run([node(), *command], check=False, timeout=300).returncode
+        for command in commands
+    )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ const markup = "This turns text into markup. Use `h` and `replace` of dom.js.";
 const properties = ["innerHTML", "outerHTML", "insertAdjacentHTML", "setHTMLUnsafe", "srcdoc",
   "createContextualFragment", "parseFromString", "writeln"];
 
-export default [{
+export default [{ ignores: ["**/vendor/**"] }, {
   files: ["**/*.js"],
   linterOptions: { reportUnusedDisableDirectives: "error" },
   rules: {

@@ -1,23 +1,32 @@
 // @ts-check
 // The dashboard: login, navigation between views, and the count of what waits for a person.
 
-import { dropToken, forgetKept, hasToken, isToken, onForgotten, useToken } from "./api.js";
+import { dropToken, forgetKept, hasToken, isToken, onForgotten, pause, useToken } from "./api.js";
 import { announce, byId, clean, h, inside, oneLine, replace } from "./dom.js";
 import { begin, forget, known, me, on } from "./live.js";
-import { confirmed, dialog, failed, field, toast } from "./components.js";
+import { button, confirmed, dialog, failed, field, toast } from "./components.js";
 import { showStopBanner } from "./stops.js";
+import { storeFiles } from "./offline.js";
 
 const VIEWS = [
   ["fleet", "Fleet", "f"], ["chat", "Chat", "c"], ["runs", "Runs", "r"],
   ["approvals", "Approvals", "a"], ["tools", "Tools & skills", "t"], ["metrics", "Metrics", "m"],
   ["audit", "Audit", "u"], ["settings", "Settings", "s"],
 ];
-// The module of each view; a view may have another module for a single item.
-/** @type {{[view: string]: (args: string[]) => string}} */
+/**
+ * The module of each view; a view may have another module for a single item.
+ * @type {{[view: string]: (args: string[]) => string}}
+ */
 const MODULES = { runs: (args) => (args.length ? "run" : "runs") };
+
+// The views that a phone shows in its bottom bar; a button opens the others.
+const PRIMARY = new Set(["chat", "approvals", "runs", "fleet"]);
+const RETRY = 3000; // milliseconds until an unreachable service is asked again
 
 /** @type {AbortController|null} */
 let session = null; // aborted on logout
+/** @type {AbortController|null} */
+let reconnecting = null; // aborted when the service answers, and on logout
 /** @type {AbortController|null} */
 let shown = null; // aborted when another view is shown
 
@@ -41,7 +50,7 @@ function decoded(piece) {
 }
 
 function frame() {
-  const links = VIEWS.map(([name, title]) => h("li", null,
+  const links = VIEWS.map(([name, title]) => h("li", { class: !PRIMARY.has(name) && "secondary" },
     h("a", { href: `#/${name}`, data: { view: name } }, title,
       name === "approvals" && h("span", { class: "count", id: "waiting" }))));
   return h("div", { class: "frame" },
@@ -53,12 +62,37 @@ function frame() {
       h("button", { type: "button", class: "plain", id: "leave", on: { click: logOut } },
         "Log out")),
     h("div", { id: "stops" }),
-    h("nav", { "aria-label": "Views" }, h("ul", null, links)),
+    h("nav", { "aria-label": "Views" }, h("ul", null, links, h("li", null, moreButton()))),
     h("main", { id: "main", tabindex: "-1" }));
+}
+
+function moreButton() {
+  const made = h("button", { type: "button", id: "more", "aria-expanded": "false" }, "More");
+  made.addEventListener("click", () => showMore(made.ariaExpanded !== "true"));
+  return made;
+}
+
+/**
+ * Show or hide the views that are not in the bottom bar of a phone.
+ * @param {boolean} wanted
+ */
+function showMore(wanted) {
+  const more = byId("more");
+  more.setAttribute("aria-expanded", String(wanted));
+  more.closest("nav")?.toggleAttribute("data-open", wanted);
+}
+
+/** Keep the frame above the keyboard: not every browser makes the page smaller for it. */
+function fitKeyboard() {
+  const { height = innerHeight, scale = 1 } = visualViewport || {};
+  const { style } = document.documentElement;
+  if (scale === 1 && height < innerHeight) style.setProperty("--visible-height", `${height}px`);
+  else style.removeProperty("--visible-height");
 }
 
 async function show() {
   if (!session) return;
+  showMore(false);
   shown?.abort();
   shown = new AbortController();
   const { signal } = shown, { name, args } = place();
@@ -121,7 +155,30 @@ async function enter() {
   } catch (cause) {
     if (signal.aborted) return;
     session = null;
-    replace(root, failed(cause, enter));
+    if (cause.code === "unreachable") showUnreachable(cause);
+    else replace(root, failed(cause, enter));
+  }
+}
+
+/**
+ * Say that the service is unreachable, and try again until it answers.
+ * @param {Error} cause
+ */
+async function showUnreachable(cause) {
+  reconnecting = new AbortController();
+  const { signal } = reconnecting;
+  const again = () => {
+    reconnecting?.abort();
+    return enter();
+  };
+  replace(byId("app"), h("main", { class: "login" }, h("div", { class: "card", role: "alert" },
+    h("h1", null, "EvoClaw"), h("p", null, cause.message),
+    h("p", { class: "hint" }, "The dashboard reconnects as soon as it answers."),
+    h("div", { class: "row" }, button("Try again", again), button("Log out", logOut)))));
+  while (!signal.aborted) {
+    await pause(RETRY, signal);
+    const answers = await fetch("/health/live", { signal }).then(({ ok }) => ok, () => false);
+    if (answers && !signal.aborted) await again();
   }
 }
 
@@ -160,6 +217,7 @@ function logOut() {
 function leave(why) {
   session?.abort();
   shown?.abort();
+  reconnecting?.abort();
   session = null;
   forget();
   window.dispatchEvent(new CustomEvent("evoclaw:left"));
@@ -187,6 +245,7 @@ let began = false; // "g" was pressed, and a view's letter may follow
 
 /** @param {KeyboardEvent} event */
 function onKey(event) {
+  if (event.key === "Escape" && session) showMore(false);
   const writing = inside(event,"input, textarea, select, [contenteditable]");
   if (writing || event.ctrlKey || event.metaKey || event.altKey || !session) return;
   if (event.key === "?") return help();
@@ -232,8 +291,10 @@ window.addEventListener("evoclaw:out", () => {
   if (session) leave(known.me ? "The token is no longer valid." : "Unknown token.");
 });
 document.addEventListener("keydown", onKey);
+visualViewport?.addEventListener("resize", fitKeyboard);
 byId("skip")
   .addEventListener("click", () => document.getElementById("main")?.focus());
+storeFiles().catch(reportError);
 await takeToken();
 if (hasToken()) enter();
 else askToken("Enter your API token.");

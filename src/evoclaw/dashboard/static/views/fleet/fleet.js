@@ -11,7 +11,8 @@ import { mapPage } from "./map.js";
 
 export const title = "Fleet";
 
-const HEIGHT = 196, MIN_WIDTH = 330; // of a card, in pixels
+const PHONE = matchMedia("(max-width: 720px)").matches;
+const HEIGHT = PHONE ? 208 : 196, MIN_WIDTH = 330; // of a card, in pixels
 const order = new Intl.Collator(undefined, { numeric: true }).compare;
 /** @param {Api.EdgeView} edge */
 const load = (edge) => (edge.in_flight || 0) + (edge.queued || 0);

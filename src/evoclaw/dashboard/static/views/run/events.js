@@ -7,7 +7,7 @@ import { field, select } from "../../components.js";
 import { clock } from "./scale.js";
 import { isTrouble, says } from "./labels.js";
 
-const HEIGHT = 30;
+const HEIGHT = matchMedia("(max-width: 720px)").matches ? 41 : 30; // of a row, in pixels
 const PIECES = new Set(["text_delta", "reasoning_delta", "call_output"]);
 /** @type {{[kind: string]: [string, (record: Api.Record) => boolean]}} */
 const KINDS = {

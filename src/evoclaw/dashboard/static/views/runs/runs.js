@@ -120,7 +120,7 @@ class RunList {
         checked: this.chosen.includes(run.run_id),
         "aria-label": `compare ${oneLine(run.asked || run.run_id, 60)}`,
         on: { change: () => this.choose(run.run_id, made.checked) } });
-      return made;
+      return h("label", { class: "check" }, made);
     };
     return [{ title: "compare", cell: pick }, ...COLUMNS];
   }
