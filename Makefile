@@ -8,12 +8,13 @@ USER_READY := $(VENV)/.user
 SITE_READY := $(VENV)/.site
 LOCAL := $(VENV)/.local-model
 AIMOCK := $(VENV)/.aimock
+SCRIPTS := $(VENV)/.script-checks
 CORPUS := $(VENV)/.toml-test
 SQLD := $(VENV)/.sqld
 
 .DEFAULT_GOAL := help
 .PHONY: help setup fmt lint types quick test test-all test-faults test-page test-bypass test-llm check bench fleetbench servicebench startbench \
-	fleetspeed scalebench scalespeed pagebench growth soak tracebench toolbench policybench sandboxbench cagebench agentdojo mcp-conformance demo newcomer screenshots recording reference docs serve-docs constraints clean
+	fleetspeed scalebench scalespeed pagebench growth soak tracebench toolbench policybench sandboxbench cagebench agentdojo mcp-conformance demo newcomer screenshots recording icons reference docs serve-docs constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 17
@@ -52,6 +53,11 @@ $(AIMOCK): $(READY) tests/providers/aimock/package.json
 	$(BIN)/python tests/providers/aimock/install.py $(VENV)/aimock
 	@touch $@
 
+# The type checker and the linter of the dashboard's scripts.
+$(SCRIPTS): $(READY) tests/dashboard/checks/package.json
+	$(BIN)/python tests/providers/aimock/install.py $(VENV)/script-checks tests/dashboard/checks
+	@touch $@
+
 # The public TOML test corpus is only in a source distribution. If the download fails, the one test
 # that needs it is skipped with the reason.
 $(CORPUS): $(READY)
@@ -71,11 +77,13 @@ fmt: $(READY) ## format the code
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-lint: $(READY) ## check format and style
+lint: $(READY) $(SCRIPTS) ## check format and style
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
+	$(BIN)/python -m tests.dashboard.checks lint $(VENV)/script-checks
 
-types: $(READY) ## check types in strict mode
+types: $(READY) $(SCRIPTS) ## check types in strict mode
+	$(BIN)/python -m tests.dashboard.checks types $(VENV)/script-checks
 	$(BIN)/pyright
 
 # More worker processes than cores, because tests also wait. Each worker imports every test, so
@@ -171,8 +179,12 @@ screenshots: $(READY) ## regenerate the dashboard screenshots
 recording: $(READY) ## regenerate the terminal recording of the README
 	$(BIN)/python -m docs.record
 
-reference: $(READY) ## regenerate the reference pages from the code
+icons: $(READY) ## draw the icons of the installed dashboard again
+	$(BIN)/python -m tests.page.icons
+
+reference: $(READY) ## regenerate the reference pages and the types of the API from the code
 	$(BIN)/python docs/generate.py
+	$(BIN)/python -m tests.dashboard.api_types
 
 docs: reference $(SITE_READY) ## build the documentation site into site/, without a broken link; `make serve-docs` serves it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from litestar import Litestar
 from litestar.testing import TestClient
+from PIL import Image
 
 import evoclaw.dashboard
 from evoclaw.dashboard.static_files import dashboard_routes
 
 STATIC = Path(evoclaw.dashboard.__file__).parent / "static"
 FILES = sorted(path for path in STATIC.rglob("*") if path.is_file())
+TEXTS = [path for path in FILES if path.suffix != ".png"]
 SCRIPTS = [path for path in FILES if path.suffix == ".js"]
 LONGEST_FILE, LONGEST_LINE = 400, 100
 MARKUP = re.compile(
@@ -53,6 +57,8 @@ def test_static_files_are_served_with_content_type_and_etag(client: TestClient[L
         ".css": "text/css",
         ".svg": "image/svg",
         ".html": "text/html",
+        ".png": "image/png",
+        ".webmanifest": "application/manifest+json",
     }
     for path in FILES:
         answer = client.get(f"/ui/{shown(path)}")
@@ -72,6 +78,52 @@ def test_only_the_page_of_push_notifications_may_register_a_worker(
     assert push and own.startswith(push)
     assert "script-src 'self'" in push and "form-action 'none'" in push
     assert "require-trusted-types-for" in own.removeprefix(push)
+
+
+def test_the_service_worker_is_registered_in_a_frame_and_may_serve_the_dashboard(
+    client: TestClient[Litestar],
+) -> None:
+    policy = client.get("/ui/worker.html").headers["content-security-policy"]
+    push = client.get("/ui/push.html").headers["content-security-policy"]
+
+    assert policy == push.replace("frame-ancestors 'none'", "frame-ancestors 'self'")
+    assert client.get("/ui/worker.js").headers["service-worker-allowed"] == "/"
+    allowed = [shown(path) for path in SCRIPTS if path.name != "worker.js"]
+    for name in allowed:
+        assert "service-worker-allowed" not in client.get(f"/ui/{name}").headers
+
+
+def test_the_file_list_has_a_version_of_all_files_that_work_offline(
+    client: TestClient[Litestar], tmp_path: Path
+) -> None:
+    listed = client.get("/ui/files.json").json()
+
+    assert all(client.get(path).status_code == 200 for path in listed["files"])
+    assert {"/", "/ui/app.js", "/ui/views/chat/chat.js", "/ui/style.css"} <= set(listed["files"])
+    assert not {"/ui/worker.js", "/ui/push.html", "/ui/frame.html"} & set(listed["files"])
+    copy = tmp_path / "static"
+    shutil.copytree(STATIC, copy)
+    (copy / "views" / "chat" / "chat.css").write_text("/* changed */")
+    with TestClient(Litestar(dashboard_routes(copy), openapi_config=None)) as changed:
+        other = changed.get("/ui/files.json").json()
+    assert other["files"] == listed["files"] and other["version"] != listed["version"]
+
+
+def test_the_manifest_names_icons_of_the_sizes_that_it_says(client: TestClient[Litestar]) -> None:
+    manifest = client.get("/ui/manifest.webmanifest").json()
+
+    assert (manifest["display"], manifest["start_url"], manifest["scope"]) == (
+        "standalone", "/", "/",
+    )  # fmt: skip
+    sizes = set[tuple[str, str]]()
+    for icon in manifest["icons"]:
+        answer = client.get(icon["src"])
+        assert answer.headers["content-type"].startswith(icon["type"])
+        if icon["type"] == "image/png":
+            width, height = Image.open(io.BytesIO(answer.content)).size
+            assert icon["sizes"] == f"{width}x{height}"
+            sizes.add((icon["sizes"], icon.get("purpose", "any")))
+    assert {("192x192", "any"), ("512x512", "any"), ("512x512", "maskable")} <= sizes
 
 
 def test_the_canvas_frame_csp_blocks_all_connections(client: TestClient[Litestar]) -> None:
@@ -97,7 +149,7 @@ def test_scripts_use_no_html_injection_api(path: Path) -> None:
     assert found is None, found
 
 
-@pytest.mark.parametrize("path", FILES, ids=shown)
+@pytest.mark.parametrize("path", TEXTS, ids=shown)
 def test_static_files_are_short_and_load_no_external_resource(path: Path) -> None:
     text = path.read_text()
     lines = text.splitlines()

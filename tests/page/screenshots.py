@@ -1,4 +1,5 @@
-"""`make screenshots`: every view, light and dark, as the pictures that the documentation shows."""
+"""`make screenshots`: every view, light and dark, on a desktop and on a phone, as the pictures that
+the documentation shows."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from PIL import Image
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, ViewportSize, expect
 
 from tests.page.browsing import chromium
 from tests.page.house import House, page_house
@@ -19,16 +20,25 @@ from tests.support.up_process import ok
 from tests.support.waiting import until
 
 PLACE = Path(__file__).parents[2] / "docs" / "images"
-SIZE = {"width": 1440, "height": 900}
+SIZES: dict[str, ViewportSize] = {
+    "": {"width": 1440, "height": 900},
+    "phone-": {"width": 390, "height": 844},
+}
+"""By the start of the name of a picture."""
 COLOURS = 128
 """Of a picture: a page of text needs no more, and it stays small."""
 Scheme = Literal["light", "dark"]
 
 
-async def shoot(house: House, browser: Browser, views: dict[str, str], scheme: Scheme) -> None:
+async def shoot(
+    house: House, browser: Browser, views: dict[str, str], scheme: Scheme, device: str
+) -> None:
     """Take a picture of each view."""
     context = await browser.new_context(
-        viewport={"width": SIZE["width"], "height": SIZE["height"]},
+        viewport=SIZES[device],
+        is_mobile=bool(device),
+        has_touch=bool(device),
+        device_scale_factor=2 if device else 1,
         color_scheme=scheme,
         reduced_motion="reduce",
     )
@@ -42,7 +52,7 @@ async def shoot(house: House, browser: Browser, views: dict[str, str], scheme: S
         if name == "run":
             await looker.page.get_by_role("button", name="edge_call").first.click()
         await looker.page.wait_for_timeout(1_200)
-        keep(await looker.page.screenshot(), PLACE / f"{name}-{scheme}.png")
+        keep(await looker.page.screenshot(), PLACE / f"{device}{name}-{scheme}.png")
     assert looker.complaints == [], looker.complaints
     await context.close()
 
@@ -82,8 +92,9 @@ async def main() -> None:
                 "audit": "audit",
                 "settings": "settings",
             }
-            for scheme in ("light", "dark"):
-                await shoot(house, browser, views, scheme)
+            for device in SIZES:
+                for scheme in ("light", "dark"):
+                    await shoot(house, browser, views, scheme, device)
 
 
 if __name__ == "__main__":

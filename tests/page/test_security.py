@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from playwright.async_api import BrowserContext, Page, Request, Route, expect
 
+from evoclaw.core.messages import JSON
 from tests.page.house import House
 from tests.page.looking import Looker
 
@@ -230,3 +231,18 @@ async def test_a_device_approval_names_the_tool_list_that_was_shown(looker: Look
     async with page.expect_request("**/v1/fleet/pi/approve**") as asked:
         await page.get_by_role("dialog").get_by_role("button", name="Approve").click()
     assert (await asked.value).url.endswith("/approve?seen=as-shown")
+
+
+async def test_names_that_every_object_has_are_not_found_in_tables(looker: Looker) -> None:
+    await looker.enter("approvals")
+    shown: JSON = await looker.page.evaluate(
+        """async () => {
+          const { Group } = await import("/ui/views/approvals/group.js");
+          const { verdictBadge } = await import("/ui/components.js");
+          const { stopName } = await import("/ui/stops.js");
+          return [new Group("constructor", "asked", true).element.querySelector(".badge"),
+            verdictBadge("toString")].map((one) => one.textContent)
+            .concat(stopName({ kind: "valueOf" }));
+        }"""
+    )
+    assert shown == ["✕effect unknown", "○toString", "valueOf"]

@@ -46,7 +46,7 @@ def create_app(parts: ApiDependencies) -> Litestar:
     def provide_dependencies() -> ApiDependencies:
         return parts
 
-    routes = [*_routes(), *parts.extra_routes]
+    routes = [*api_routes(), *parts.extra_routes]
     app = LazyApp(
         dependencies={
             "parts": Provide(provide_dependencies, sync_to_thread=False),
@@ -78,7 +78,8 @@ def create_app(parts: ApiDependencies) -> Litestar:
     return app
 
 
-def _routes() -> list[HTTPRouteHandler]:
+def api_routes() -> list[HTTPRouteHandler]:
+    """The routes of the API that every process serves."""
     return [
         *agents.ROUTES,
         *openai.ROUTES,

@@ -8,6 +8,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Annotated, Any
 
+import msgspec
 from litestar import Request, Response, get
 from litestar.exceptions import NotFoundException
 from litestar.handlers import HTTPRouteHandler
@@ -18,26 +19,41 @@ PUBLIC = ""
 """The scope of a route that needs no token: the files contain no data."""
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    "connect-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    "manifest-src 'self'; connect-src 'self'; frame-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
 )
 """The policy of the dashboard: only its own scripts, and no text can become a script."""
 PUSH_CONTENT_SECURITY_POLICY = CONTENT_SECURITY_POLICY.partition("; require-trusted-types-for")[0]
 """The policy of the page that adds a browser to the receivers of notifications: that of the
 dashboard, but the page may register its service worker, which the dashboard may not."""
+WORKER_CONTENT_SECURITY_POLICY = PUSH_CONTENT_SECURITY_POLICY.replace(
+    "frame-ancestors 'none'", "frame-ancestors 'self'"
+)
+"""The policy of the empty page that registers the dashboard's service worker, in a frame."""
 FRAME_CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
     "font-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'self'; "
     "require-trusted-types-for 'script'; trusted-types default; sandbox allow-scripts"
 )
 """The policy of the canvas frame: it may draw, but not load, send or see the dashboard."""
-FRAME, PUSH = "frame.html", "push.html"
-_POLICIES = {FRAME: FRAME_CONTENT_SECURITY_POLICY, PUSH: PUSH_CONTENT_SECURITY_POLICY}
+FRAME, PUSH, WORKER, WORKER_PAGE = "frame.html", "push.html", "worker.js", "worker.html"
+FILE_LIST = "files.json"
+"""The version of the dashboard and its files, for the service worker: not a file itself."""
+_POLICIES = {
+    FRAME: FRAME_CONTENT_SECURITY_POLICY,
+    PUSH: PUSH_CONTENT_SECURITY_POLICY,
+    WORKER_PAGE: WORKER_CONTENT_SECURITY_POLICY,
+}
+_NOT_OFFLINE = (FRAME, PUSH, "push.js", "push-worker.js", WORKER, WORKER_PAGE, "worker-page.js")
+"""Files that are always asked of the service."""
 _MEDIA_TYPES = {
     ".html": "text/html",
     ".css": "text/css",
     ".js": "text/javascript",
     ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".webmanifest": "application/manifest+json",
 }
 _PERMISSIONS_POLICY = "camera=(), microphone=(), geolocation=(), payment=(), usb=()"
 
@@ -51,9 +67,10 @@ class StaticFile(Struct, frozen=True):
     policy: str
 
 
-def dashboard_routes() -> list[HTTPRouteHandler]:
+def dashboard_routes(folder: Traversable | None = None) -> list[HTTPRouteHandler]:
     """The routes of the dashboard: `/`, and its files below `/ui/`."""
-    known = dict(_load_files(files("evoclaw.dashboard") / "static"))
+    known = dict(_load_files(folder or files("evoclaw.dashboard") / "static"))
+    known[FILE_LIST] = _file_list(known)
 
     @get("/", scope=PUBLIC, include_in_schema=False)
     async def index(request: Request[Any, Any, Any]) -> Response[bytes]:
@@ -83,12 +100,27 @@ def _answer(
         "cross-origin-opener-policy": "same-origin",
         "permissions-policy": _PERMISSIONS_POLICY,
     }
+    if name == WORKER:
+        headers["service-worker-allowed"] = "/"
     if name == FRAME:
         # Covers peer connections and DNS lookups of navigations, which the policy does not.
         headers["connection-allowlist"] = "()"
     if request.headers.get("if-none-match") == found.etag:
         return Response(b"", status_code=304, headers=headers, media_type=found.media_type)
     return Response(found.data, headers=headers, media_type=found.media_type)
+
+
+def _file_list(known: Mapping[str, StaticFile]) -> StaticFile:
+    """The list of the files that work offline, and a version that changes with any file."""
+    version = sha256("".join(f"{name} {known[name].etag}" for name in sorted(known)).encode())
+    offline = ["/", *(f"/ui/{name}" for name in sorted(known) if name not in _NOT_OFFLINE)]
+    data = msgspec.json.encode({"version": version.hexdigest()[:16], "files": offline})
+    return _static_file(FILE_LIST, data, "application/json")
+
+
+def _static_file(name: str, data: bytes, media_type: str) -> StaticFile:
+    tag = f'"{sha256(data).hexdigest()[:32]}"'
+    return StaticFile(data, media_type, tag, _POLICIES.get(name, CONTENT_SECURITY_POLICY))
 
 
 def _load_files(folder: Traversable, below: str = "") -> list[tuple[str, StaticFile]]:
@@ -99,17 +131,5 @@ def _load_files(folder: Traversable, below: str = "") -> list[tuple[str, StaticF
         if entry.is_dir():
             found += _load_files(entry, f"{name}/")
         elif (kind := _MEDIA_TYPES.get(f".{entry.name.rpartition('.')[2]}")) is not None:
-            data = entry.read_bytes()
-            tag = f'"{sha256(data).hexdigest()[:32]}"'
-            found.append(
-                (
-                    name,
-                    StaticFile(
-                        data,
-                        kind,
-                        tag,
-                        _POLICIES.get(name, CONTENT_SECURITY_POLICY),
-                    ),
-                )
-            )
+            found.append((name, _static_file(name, entry.read_bytes(), kind)))
     return found

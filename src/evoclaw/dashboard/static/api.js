@@ -1,10 +1,22 @@
+// @ts-check
 // Client of the public HTTP API: requests with the token, and event streams that reconnect.
+
+/**
+ * @typedef {(type: string, data: any, id?: string) => void} OnEvent
+ * @typedef {{id: string, again: boolean}} Cursor The position in an event stream.
+ * @typedef {{signal: AbortSignal, onEvent: OnEvent, onState?: (state: string) => void,
+ *   after?: string, forever?: boolean}} FollowOptions
+ */
 
 const KEY = "evoclaw.token";
 let token = sessionStorage.getItem(KEY) || localStorage.getItem(KEY) || "";
 
 /** An error response: `status`, `code`, and a message for people. */
 export class Problem extends Error {
+  /**
+   * @param {number} status @param {string} code @param {any} message
+   * @param {Api.JsonObject<any>} [details]
+   */
   constructor(status, code, message, details) {
     super(message);
     this.status = status;
@@ -18,10 +30,16 @@ export function hasToken() {
   return token !== "";
 }
 
-/** Whether this is the current token. */
+/**
+ * Whether this is the current token.
+ * @param {string} value
+ */
 export const isToken = (value) => value.trim() === token;
 
-/** Set the token; it is stored for this tab, or on this device if `remember`. */
+/**
+ * Set the token; it is stored for this tab, or on this device if `remember`.
+ * @param {string} value @param {boolean} remember
+ */
 export function useToken(value, remember) {
   token = value.trim();
   sessionStorage.setItem(KEY, token);
@@ -36,7 +54,10 @@ export function dropToken() {
   sessionStorage.removeItem(KEY);
 }
 
-/** Call back when the token was removed in another tab. */
+/**
+ * Call back when the token was removed in another tab.
+ * @param {() => void} call
+ */
 export function onForgotten(call) {
   window.addEventListener("storage", ({ key, oldValue, newValue }) => {
     if (key === KEY && newValue === null && token && oldValue === token) call();
@@ -45,7 +66,10 @@ export function onForgotten(call) {
 
 const WHO = "evoclaw.who";
 
-/** Delete the drafts of another user: unsent text is only for its author. */
+/**
+ * Delete the drafts of another user: unsent text is only for its author.
+ * @param {string} who
+ */
 export function keepFor(who) {
   if (sessionStorage.getItem(WHO) !== who) forgetKept();
   sessionStorage.setItem(WHO, who);
@@ -58,31 +82,42 @@ export function forgetKept() {
   }
 }
 
+/** @param {{[name: string]: string}} more */
 function headers(more) {
   return { authorization: `Bearer ${token}`, ...more };
 }
 
+/** @param {Response} response */
 async function problemOf(response) {
+  /** @type {Partial<Api.ErrorDetails>} */
   let error = {};
   try {
-    error = (await response.json()).error || {};
+    error = (await response.json()).error || error;
   } catch {
-    error = {}; // not from EvoClaw: perhaps the error page of a proxy
+    // not from EvoClaw: perhaps the error page of a proxy
   }
   if (response.status === 401) window.dispatchEvent(new CustomEvent("evoclaw:out"));
   const text = error.message || `The server answered with status ${response.status}.`;
   return new Problem(response.status, error.code || "", text, error.details);
 }
 
-/** Check that a path does not lead elsewhere, such as through `..` in an id. */
+/**
+ * Check that a path does not lead elsewhere, such as through `..` in an id.
+ * @param {string} path
+ */
 function checkedPath(path) {
   const [wanted] = path.split("?");
   if (new URL(path, location.origin).pathname === wanted) return path;
   throw new Problem(404, "not_found", "There is nothing with this id.");
 }
 
+/**
+ * @param {string} method @param {string} path @param {unknown} body
+ * @param {RequestOptions} [options]
+ */
 async function ask(method, path, body, { signal, key } = {}) {
   checkedPath(path);
+  /** @type {{[name: string]: string}} */
   const more = body === undefined ? {} : { "content-type": "application/json" };
   if (key) more["idempotency-key"] = key;
   let response;
@@ -98,65 +133,99 @@ async function ask(method, path, body, { signal, key } = {}) {
   return response;
 }
 
+/** @param {Response} response */
 async function json(response) {
   const text = await response.text();
   return text ? JSON.parse(text) : null;
 }
 
-/** Send a GET request; `query` is an object of parameters. */
+/**
+ * Send a GET request; `query` is an object of parameters.
+ * @template {string} Path
+ * @param {Path} path @param {Query|null} [query] @param {RequestOptions} [options]
+ * @returns {Promise<Api.Get<Path>>}
+ */
 export async function get(path, query, options) {
   return json(await ask("GET", withQuery(path, query), undefined, options));
 }
 
-/** Send a POST request. */
+/**
+ * Send a POST request.
+ * @template {string} Path
+ * @param {Path} path @param {unknown} [body] @param {RequestOptions} [options]
+ * @returns {Promise<Api.Post<Path>>}
+ */
 export async function post(path, body = {}, options) {
   return json(await ask("POST", path, body, options));
 }
 
-/** Send a POST request without a body. */
+/**
+ * Send a POST request without a body.
+ * @template {string} Path
+ * @param {Path} path @param {RequestOptions} [options]
+ * @returns {Promise<Api.Post<Path>>}
+ */
 export async function postEmpty(path, options) {
   return json(await ask("POST", path, undefined, options));
 }
 
-/** Send a PATCH request. */
+/**
+ * Send a PATCH request.
+ * @template {string} Path
+ * @param {Path} path @param {unknown} body @param {RequestOptions} [options]
+ * @returns {Promise<Api.Patch<Path>>}
+ */
 export async function patch(path, body, options) {
   return json(await ask("PATCH", path, body, options));
 }
 
-/** Send a DELETE request; `options.body` is its body, if it has one. */
+/**
+ * Send a DELETE request; `options.body` is its body, if it has one.
+ * @template {string} Path
+ * @param {Path} path @param {Query|null} [query] @param {RequestOptions} [options]
+ * @returns {Promise<Api.Delete<Path>>}
+ */
 export async function del(path, query, options) {
   return json(await ask("DELETE", withQuery(path, query), options?.body, options));
 }
 
-/** GET a text that is not JSON, such as a recording of a run. */
+/**
+ * GET a text that is not JSON, such as a recording of a run.
+ * @param {string} path @param {RequestOptions} [options]
+ */
 export async function text(path, options) {
   return (await ask("GET", path, undefined, options)).text();
 }
 
-/** A path with query parameters; empty ones are left out. */
+/**
+ * A path with query parameters; empty ones are left out.
+ * @param {string} path @param {Query|null} [query]
+ */
 export function withQuery(path, query) {
   const pairs = Object.entries(query || {})
-    .filter(([, value]) => value !== "" && value !== null && value !== undefined);
+    .filter(([, value]) => value !== "" && value !== null && value !== undefined)
+    .map(([name, value]) => [name, String(value)]);
   return pairs.length ? `${path}?${new URLSearchParams(pairs)}` : path;
 }
 
 /**
  * Follow an event stream; reconnect after the last event when it breaks off.
  * @param {string} path
- * @param {object} options `signal`; `onEvent(type, data, id)`; `onState("open"|"away"|"over")`;
- *   `after`, the id to start after; `forever`: reconnect also when the stream ends.
+ * @param {FollowOptions} options `onState` is called with "open", "away" or "over"; `after` is the
+ *   id to start after; `forever`: reconnect also when the stream ends.
  */
 export async function follow(path, { signal, onEvent, onState = () => {}, after = "", forever }) {
   const cursor = { id: after, again: false };
   for (let wait = 500; !signal.aborted; wait = Math.min(wait * 2, 8000)) {
     try {
+      /** @type {{[name: string]: string}} */
       const more = cursor.id ? { "last-event-id": cursor.id } : {};
       const response = await fetch(checkedPath(path), { headers: headers(more), signal });
       if (!response.ok) throw await problemOf(response);
       onState("open");
       wait = 250;
       cursor.again = false;
-      await read(response.body, cursor, onEvent);
+      if (response.body) await read(response.body, cursor, onEvent);
       if (!forever && !cursor.again) {
         onState("over");
         return;
@@ -171,6 +240,10 @@ export async function follow(path, { signal, onEvent, onState = () => {}, after 
   }
 }
 
+/**
+ * @param {ReadableStream<Uint8Array<ArrayBuffer>>} body @param {Cursor} cursor
+ * @param {OnEvent} onEvent
+ */
 async function read(body, cursor, onEvent) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -178,11 +251,12 @@ async function read(body, cursor, onEvent) {
     const { value, done } = await reader.read();
     if (done) return;
     const frames = (rest + value).split("\n\n");
-    rest = frames.pop();
+    rest = frames.pop() || "";
     for (const frame of frames) dispatch(frame, cursor, onEvent);
   }
 }
 
+/** @param {string} frame @param {Cursor} cursor @param {OnEvent} onEvent */
 function dispatch(frame, cursor, onEvent) {
   let type = "message", data = "", id;
   for (const line of frame.split("\n")) {
@@ -205,7 +279,11 @@ function dispatch(frame, cursor, onEvent) {
   }
 }
 
-function pause(milliseconds, signal) {
+/**
+ * Wait, or until aborted.
+ * @param {number} milliseconds @param {AbortSignal} signal @returns {Promise<void>}
+ */
+export function pause(milliseconds, signal) {
   return new Promise((resolve) => {
     const timer = setTimeout(resolve, milliseconds);
     signal.addEventListener("abort", () => { clearTimeout(timer); resolve(); }, { once: true });

@@ -1,20 +1,33 @@
+// @ts-check
 // The dashboard: login, navigation between views, and the count of what waits for a person.
 
-import { dropToken, forgetKept, hasToken, isToken, onForgotten, useToken } from "./api.js";
-import { announce, clean, h, oneLine, replace } from "./dom.js";
-import { begin, forget, known, on } from "./live.js";
-import { confirmed, dialog, failed, field, toast } from "./components.js";
+import { dropToken, forgetKept, hasToken, isToken, onForgotten, pause, useToken } from "./api.js";
+import { announce, byId, clean, h, inside, oneLine, replace } from "./dom.js";
+import { begin, forget, known, me, on } from "./live.js";
+import { button, confirmed, dialog, failed, field, toast } from "./components.js";
 import { showStopBanner } from "./stops.js";
+import { storeFiles } from "./offline.js";
 
 const VIEWS = [
   ["fleet", "Fleet", "f"], ["chat", "Chat", "c"], ["runs", "Runs", "r"],
   ["approvals", "Approvals", "a"], ["tools", "Tools & skills", "t"], ["metrics", "Metrics", "m"],
   ["audit", "Audit", "u"], ["settings", "Settings", "s"],
 ];
-// The module of each view; a view may have another module for a single item.
+/**
+ * The module of each view; a view may have another module for a single item.
+ * @type {{[view: string]: (args: string[]) => string}}
+ */
 const MODULES = { runs: (args) => (args.length ? "run" : "runs") };
 
+// The views that a phone shows in its bottom bar; a button opens the others.
+const PRIMARY = new Set(["chat", "approvals", "runs", "fleet"]);
+const RETRY = 3000; // milliseconds until an unreachable service is asked again
+
+/** @type {AbortController|null} */
 let session = null; // aborted on logout
+/** @type {AbortController|null} */
+let reconnecting = null; // aborted when the service answers, and on logout
+/** @type {AbortController|null} */
 let shown = null; // aborted when another view is shown
 
 /** The view and its arguments, from the URL fragment. */
@@ -24,7 +37,10 @@ function place() {
   return VIEWS.some(([view]) => view === name) ? { name, args } : { name: "chat", args: [] };
 }
 
-/** Decode a part of the URL; an invalid one is returned as it is. */
+/**
+ * Decode a part of the URL; an invalid one is returned as it is.
+ * @param {string} piece
+ */
 function decoded(piece) {
   try {
     return decodeURIComponent(piece);
@@ -34,7 +50,7 @@ function decoded(piece) {
 }
 
 function frame() {
-  const links = VIEWS.map(([name, title]) => h("li", null,
+  const links = VIEWS.map(([name, title]) => h("li", { class: !PRIMARY.has(name) && "secondary" },
     h("a", { href: `#/${name}`, data: { view: name } }, title,
       name === "approvals" && h("span", { class: "count", id: "waiting" }))));
   return h("div", { class: "frame" },
@@ -46,20 +62,45 @@ function frame() {
       h("button", { type: "button", class: "plain", id: "leave", on: { click: logOut } },
         "Log out")),
     h("div", { id: "stops" }),
-    h("nav", { "aria-label": "Views" }, h("ul", null, links)),
+    h("nav", { "aria-label": "Views" }, h("ul", null, links, h("li", null, moreButton()))),
     h("main", { id: "main", tabindex: "-1" }));
+}
+
+function moreButton() {
+  const made = h("button", { type: "button", id: "more", "aria-expanded": "false" }, "More");
+  made.addEventListener("click", () => showMore(made.ariaExpanded !== "true"));
+  return made;
+}
+
+/**
+ * Show or hide the views that are not in the bottom bar of a phone.
+ * @param {boolean} wanted
+ */
+function showMore(wanted) {
+  const more = byId("more");
+  more.setAttribute("aria-expanded", String(wanted));
+  more.closest("nav")?.toggleAttribute("data-open", wanted);
+}
+
+/** Keep the frame above the keyboard: not every browser makes the page smaller for it. */
+function fitKeyboard() {
+  const { height = innerHeight, scale = 1 } = visualViewport || {};
+  const { style } = document.documentElement;
+  if (scale === 1 && height < innerHeight) style.setProperty("--visible-height", `${height}px`);
+  else style.removeProperty("--visible-height");
 }
 
 async function show() {
   if (!session) return;
+  showMore(false);
   shown?.abort();
   shown = new AbortController();
   const { signal } = shown, { name, args } = place();
-  for (const link of document.querySelectorAll("nav a")) {
-    if (link.dataset.view === name) link.setAttribute("aria-current", "page");
+  for (const link of document.querySelectorAll("nav a[data-view]")) {
+    if (link.getAttribute("data-view") === name) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  const root = document.getElementById("main");
+  const root = byId("main");
   try {
     const file = MODULES[name]?.(args) || name;
     const view = await import(`./views/${file}/${file}.js`);
@@ -78,20 +119,21 @@ async function show() {
 function showWaiting() {
   const number = known.approvals.filter((approval) => approval.standing === "waiting").length
     + known.questions.length;
-  const place = document.getElementById("waiting");
+  const place = byId("waiting");
   replace(place, number ? String(number) : null,
     number > 0 && h("span", { class: "unseen" }, " waiting for you"));
 }
 
+/** @param {LinkState} state */
 function showLink(state) {
-  const place = document.getElementById("link");
+  const place = byId("link");
   replace(place, state === "open" ? "live" : "connecting…");
   place.dataset.state = state;
 }
 
 /** Show the current user: a link may have logged in another user than expected. */
 function showUser() {
-  const { tenant, user, token } = known.me, place = document.getElementById("leave");
+  const { tenant, user, token } = me(), place = byId("leave");
   place.title = clean(`${user || token} of ${tenant}`);
   if (user) replace(place, `Log out ${oneLine(user, 14)}`);
 }
@@ -99,13 +141,13 @@ function showUser() {
 async function enter() {
   session = new AbortController();
   const { signal } = session;
-  const root = document.getElementById("app");
+  const root = byId("app");
   try {
     replace(root, frame());
     showLink("away");
     on("approvals", showWaiting, signal);
     on("questions", showWaiting, signal);
-    on("stops", () => showStopBanner(document.getElementById("stops")), signal);
+    on("stops", () => showStopBanner(byId("stops")), signal);
     on("link", showLink, signal);
     await begin(signal);
     showUser();
@@ -113,21 +155,46 @@ async function enter() {
   } catch (cause) {
     if (signal.aborted) return;
     session = null;
-    replace(root, failed(cause, enter));
+    if (cause.code === "unreachable") showUnreachable(cause);
+    else replace(root, failed(cause, enter));
   }
 }
 
+/**
+ * Say that the service is unreachable, and try again until it answers.
+ * @param {Error} cause
+ */
+async function showUnreachable(cause) {
+  reconnecting = new AbortController();
+  const { signal } = reconnecting;
+  const again = () => {
+    reconnecting?.abort();
+    return enter();
+  };
+  replace(byId("app"), h("main", { class: "login" }, h("div", { class: "card", role: "alert" },
+    h("h1", null, "EvoClaw"), h("p", null, cause.message),
+    h("p", { class: "hint" }, "The dashboard reconnects as soon as it answers."),
+    h("div", { class: "row" }, button("Try again", again), button("Log out", logOut)))));
+  while (!signal.aborted) {
+    await pause(RETRY, signal);
+    const answers = await fetch("/health/live", { signal }).then(({ ok }) => ok, () => false);
+    if (answers && !signal.aborted) await again();
+  }
+}
+
+/** @param {string} why */
 function askToken(why) {
   const input = h("input", { type: "password", autocomplete: "current-password", required: true,
     name: "token", "aria-describedby": "login-why" });
   const keep = h("input", { type: "checkbox" });
+  /** @param {Event} event */
   const enterNow = (event) => {
     event.preventDefault();
     if (!input.value.trim()) return;
     useToken(input.value, keep.checked);
     enter();
   };
-  replace(document.getElementById("app"), h("main", { class: "login" },
+  replace(byId("app"), h("main", { class: "login" },
     h("form", { on: { submit: enterNow } },
       h("h1", null, "EvoClaw"), h("p", { id: "login-why", role: "alert" }, why),
       field("Token", input), h("label", { class: "check" }, keep, " Remember it on this device"),
@@ -143,15 +210,19 @@ function logOut() {
   leave("You are logged out.");
 }
 
-/** Log out: remove the user's data from the screen and from memory. */
+/**
+ * Log out: remove the user's data from the screen and from memory.
+ * @param {string} why
+ */
 function leave(why) {
   session?.abort();
   shown?.abort();
+  reconnecting?.abort();
   session = null;
   forget();
   window.dispatchEvent(new CustomEvent("evoclaw:left"));
   for (const open of document.querySelectorAll("dialog")) open.remove();
-  replace(document.getElementById("toasts"));
+  replace(byId("toasts"));
   dropToken();
   askToken(why);
 }
@@ -172,8 +243,10 @@ function setTheme() {
 
 let began = false; // "g" was pressed, and a view's letter may follow
 
+/** @param {KeyboardEvent} event */
 function onKey(event) {
-  const writing = event.target.closest("input, textarea, select, [contenteditable]");
+  if (event.key === "Escape" && session) showMore(false);
+  const writing = inside(event,"input, textarea, select, [contenteditable]");
   if (writing || event.ctrlKey || event.metaKey || event.altKey || !session) return;
   if (event.key === "?") return help();
   const view = began && VIEWS.find(([, , letter]) => letter === event.key);
@@ -218,8 +291,10 @@ window.addEventListener("evoclaw:out", () => {
   if (session) leave(known.me ? "The token is no longer valid." : "Unknown token.");
 });
 document.addEventListener("keydown", onKey);
-document.getElementById("skip")
+visualViewport?.addEventListener("resize", fitKeyboard);
+byId("skip")
   .addEventListener("click", () => document.getElementById("main")?.focus());
+storeFiles().catch(reportError);
 await takeToken();
 if (hasToken()) enter();
 else askToken("Enter your API token.");

@@ -1,3 +1,4 @@
+// @ts-check
 // Creates DOM elements. Every text is cleaned and inserted as text, never as markup.
 
 const SEQUENCES = new RegExp(
@@ -9,7 +10,10 @@ const SEQUENCES = new RegExp(
 const HIDDEN = /[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{Zl}\p{Zp}]/gu;
 const PLAIN = /^[\x20-\x7e\n\t]*$/;
 
-/** A text without escape sequences, control characters, and what reorders or hides text. */
+/**
+ * A text without escape sequences, control characters, and what reorders or hides text.
+ * @param {unknown} text
+ */
 export function clean(text) {
   // An untrusted object may have no usable toString.
   const value = typeof text === "object" ? JSON.stringify(text) : String(text);
@@ -18,24 +22,42 @@ export function clean(text) {
     .replace(HIDDEN, (c) => (c === "\n" || c === "\t" ? c : ""));
 }
 
-/** A text on one line, cut. */
+/**
+ * A text on one line, cut.
+ * @param {unknown} text
+ */
 export function oneLine(text, limit = 120) {
   const line = clean(text).split(/\s+/).join(" ").trim();
   return line.length <= limit ? line : line.slice(0, limit - 1) + "…";
 }
 
 /**
+ * A table whose names may come from anywhere: `constructor` and the like are not in it.
+ * @template Value
+ * @param {{[name: string]: Value}} values
+ * @returns {{[name: string]: Value|undefined}}
+ */
+export const lookup = (values) => Object.assign(Object.create(null), values);
+
+/**
  * Make an element.
- * @param {string} tag
- * @param {object|null} props attributes; `class`, `style` (an object), `data` (an object),
+ * @template {keyof HTMLElementTagNameMap} Tag
+ * @param {Tag} tag
+ * @param {Props|null} [props] attributes; `class`, `style` (an object), `data` (an object),
  *   `on` (an object of listeners), `value`/`checked`/`disabled`… as properties.
- * @param {...*} children nodes, texts, numbers, arrays; null, undefined and false are left out.
+ * @param {...Child} children nodes, texts, numbers, arrays; null, undefined and false are left out.
  */
 export function h(tag, props, ...children) {
   return fill(document.createElement(tag), props, children);
 }
 
-/** The same for SVG. */
+/**
+ * The same for SVG.
+ * @template {keyof SVGElementTagNameMap} Tag
+ * @param {Tag} tag
+ * @param {Props|null} [props]
+ * @param {...Child} children
+ */
 export function s(tag, props, ...children) {
   return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), props, children);
 }
@@ -45,6 +67,13 @@ const PROPERTIES = new Set(["value", "checked", "disabled", "selected", "indeter
 const ADDRESSES = new Set(["href", "src", "xlink:href", "action", "formaction"]);
 const HERE = /^(#|\/\w|data:image\/(png|jpeg|gif|webp);)/;
 
+/**
+ * @template {HTMLElement|SVGElement} Made
+ * @param {Made} element
+ * @param {Props|null|undefined} props
+ * @param {Child[]} children
+ * @returns {Made}
+ */
 function fill(element, props, children) {
   for (const [name, value] of Object.entries(props || {})) {
     if (value === null || value === undefined || value === false) continue;
@@ -57,10 +86,10 @@ function fill(element, props, children) {
     } else if (name === "data") {
       for (const [key, one] of Object.entries(value)) element.dataset[key] = one;
     } else if (PROPERTIES.has(name)) {
-      element[name] = value;
+      Object.assign(element, { [name]: value });
     } else if (name.startsWith("on") || name === "srcdoc") {
       throw new Error(`${name} is never set as an attribute`);
-    } else if (ADDRESSES.has(name) && !HERE.test(value)) {
+    } else if (ADDRESSES.has(name) && !HERE.test(String(value))) {
       throw new Error(`${name} may only lead to the dashboard`);
     } else {
       element.setAttribute(name, value === true ? "" : clean(value));
@@ -70,6 +99,10 @@ function fill(element, props, children) {
   return element;
 }
 
+/**
+ * @param {Element} element
+ * @param {Child[]} children
+ */
 function add(element, children) {
   for (const child of children) {
     if (child === null || child === undefined || child === false) continue;
@@ -79,27 +112,63 @@ function add(element, children) {
   }
 }
 
-/** Replace the children of an element. */
+/**
+ * Replace the children of an element.
+ * @template {Element} Changed
+ * @param {Changed} element
+ * @param {...Child} children
+ */
 export function replace(element, ...children) {
   element.replaceChildren();
   add(element, children);
   return element;
 }
 
-/** Set an element's text only if it differs, to keep selections and screen readers undisturbed. */
+/**
+ * Set an element's text only if it differs, to keep selections and screen readers undisturbed.
+ * @param {Node|null} element
+ * @param {unknown} text
+ */
 export function setText(element, text) {
   const value = clean(text);
-  if (element.textContent !== value) element.textContent = value;
+  if (element && element.textContent !== value) element.textContent = value;
 }
 
-/** Announce a text to screen readers. */
+/**
+ * Find an element of the page that is always there.
+ * @param {string} id
+ */
+export function byId(id) {
+  const found = document.getElementById(id);
+  if (!found) throw new Error(`the page has no element ${id}`);
+  return found;
+}
+
+/**
+ * The closest element around the target of an event that matches a selector.
+ * @param {Event} event @param {string} selector
+ * @returns {HTMLElement|null}
+ */
+export function inside({ target }, selector) {
+  return target instanceof Element ? target.closest(selector) : null;
+}
+
+/**
+ * Announce a text to screen readers.
+ * @param {unknown} text
+ */
 export function announce(text) {
-  const place = document.getElementById("announcer");
+  const place = byId("announcer");
   place.textContent = "";
   requestAnimationFrame(() => { place.textContent = clean(text); });
 }
 
-/** Defer a call while the pointer is down in an element, so that the click still hits it. */
+/**
+ * Defer a call while the pointer is down in an element, so that the click still hits it.
+ * @param {HTMLElement} place
+ * @param {AbortSignal} signal
+ * @param {() => void} call
+ */
 export function unpressed(place, signal, call) {
   let pressed = false, asked = false;
   const released = () => {
@@ -117,7 +186,10 @@ export function unpressed(place, signal, call) {
   return later;
 }
 
-/** Call at most once per drawn frame, however often it is asked for. */
+/**
+ * Call at most once per drawn frame, however often it is asked for.
+ * @param {() => void} call
+ */
 export function perFrame(call) {
   let asked = false;
   return () => {
@@ -127,7 +199,11 @@ export function perFrame(call) {
   };
 }
 
-/** Call every second until aborted, for relative times. */
+/**
+ * Call every second until aborted, for relative times.
+ * @param {() => void} call
+ * @param {AbortSignal} signal
+ */
 export function ticking(call, signal) {
   const timer = setInterval(call, 1000);
   signal.addEventListener("abort", () => clearInterval(timer), { once: true });

@@ -1,6 +1,10 @@
+// @ts-check
 // Numbers and times as people read them.
 
-/** Seconds as a short duration. */
+/**
+ * Seconds as a short duration.
+ * @param {number|null|undefined} seconds
+ */
 export function duration(seconds) {
   if (seconds === null || seconds === undefined || !isFinite(seconds)) return "–";
   if (seconds < 0.0995) return `${(seconds * 1000).toFixed(seconds < 0.00995 ? 1 : 0)} ms`;
@@ -13,10 +17,16 @@ export function duration(seconds) {
   return `${Math.floor(seconds / 86400)} d ${Math.floor((seconds % 86400) / 3600)} h`;
 }
 
-/** Milliseconds as a short duration. */
+/**
+ * Milliseconds as a short duration.
+ * @param {number|null} value
+ */
 export const millis = (value) => duration(value === null ? null : value / 1000);
 
-/** How long ago a moment was. */
+/**
+ * How long ago a moment was.
+ * @param {number|null|undefined} unix
+ */
 export function ago(unix) {
   if (!unix) return "never";
   const elapsed = Math.max(0, Date.now() / 1000 - unix);
@@ -27,7 +37,10 @@ export function ago(unix) {
   return `${Math.floor(elapsed / 86400)} d ago`;
 }
 
-/** A Unix time: only the time if it is today, else date and time. */
+/**
+ * A Unix time: only the time if it is today, else date and time.
+ * @param {number|null|undefined} unix
+ */
 export function moment(unix) {
   if (!unix) return "–";
   const date = new Date(unix * 1000);
@@ -37,7 +50,10 @@ export function moment(unix) {
   return today ? time : `${date.toLocaleDateString()} ${time}`;
 }
 
-/** US dollars; null is an unknown price. */
+/**
+ * US dollars; null is an unknown price.
+ * @param {number|null|undefined} value
+ */
 export function money(value) {
   if (value === null || value === undefined) return "no price";
   if (value === 0) return "$0";
@@ -45,7 +61,10 @@ export function money(value) {
   return `$${value.toFixed(value < 1 ? 4 : 2)}`;
 }
 
-/** A count, shortened when it is large. */
+/**
+ * A count, shortened when it is large.
+ * @param {number|null|undefined} value
+ */
 export function count(value) {
   if (value === null || value === undefined) return "–";
   if (Math.abs(value) < 10_000) return String(Math.round(value * 100) / 100);
@@ -53,7 +72,10 @@ export function count(value) {
   return `${(value / 1_000_000).toFixed(1)} M`;
 }
 
-/** Bytes. */
+/**
+ * Bytes.
+ * @param {number} value
+ */
 export function bytes(value) {
   const units = ["B", "kB", "MB", "GB", "TB"];
   let unit = 0;
@@ -61,12 +83,19 @@ export function bytes(value) {
   return `${unit ? value.toFixed(1) : Math.round(value)} ${units[unit]}`;
 }
 
-/** A share of one. */
+/**
+ * A share of one.
+ * @param {number|null|undefined} value
+ */
 export function percent(value) {
   if (value === null || value === undefined) return "–";
   return `${(value * 100).toFixed(value > 0.9995 ? 0 : 1)} %`;
 }
 
-/** "1 call", "2 calls". */
+/**
+ * "1 call", "2 calls".
+ * @param {number} number
+ * @param {string} one
+ */
 export const some = (number, one, many = `${one}s`) =>
   `${count(number)} ${number === 1 ? one : many}`;

@@ -1,20 +1,37 @@
+// @ts-check
 // A virtual list: only visible rows are in the DOM.
 
 import { h, perFrame } from "./dom.js";
+
+/**
+ * @template Item
+ * @typedef {object} ListOptions
+ * @property {string} label
+ * @property {number} height of a row, in pixels
+ * @property {(item: Item, index: number) => HTMLElement} render
+ * @property {(element: HTMLElement, item: Item, index: number) => void} [update] changes the
+ *   element of an item that changed; without it, the element is made again
+ * @property {number} [narrowest] width of a column, in pixels (0: one column)
+ * @property {(item: Item) => unknown} [key]
+ */
 
 const AHEAD = 240; // pixels drawn beyond the visible area
 
 /**
  * A scrolling list of rows of one height, several columns if there is room.
- * @param {object} options `label`; `height` of a row in pixels; `render(item, index)` gives an
- *   element; `narrowest` width of a column in pixels (0: one column); `key(item)`;
- *   `update(element, item, index)` changes the element of an item that changed, else it is made
- *   again.
+ * @template Item
  */
 export class VirtualList {
+  /** @param {ListOptions<Item>} options */
   constructor({ label, height, render, update, narrowest = 0, key = (item) => item }) {
-    Object.assign(this, { height, render, update, narrowest, key });
+    this.height = height;
+    this.render = render;
+    this.update = update;
+    this.narrowest = narrowest;
+    this.key = key;
+    /** @type {Item[]} */
     this.items = [];
+    /** @type {Map<unknown, {item: Item, element: HTMLElement}>} */
     this.drawn = new Map();
     this.inner = h("div", { class: "list-inner" });
     this.element = h("div", { class: "list", tabindex: "0", role: "list", "aria-label": label },
@@ -25,7 +42,10 @@ export class VirtualList {
     this.sizes.observe(this.element);
   }
 
-  /** Set the items; unchanged items keep their elements. */
+  /**
+   * Set the items; unchanged items keep their elements.
+   * @param {Item[]} items
+   */
   set(items) {
     this.items = items;
     this.redraw();
@@ -46,7 +66,10 @@ export class VirtualList {
     return scrollTop + clientHeight >= scrollHeight - this.height;
   }
 
-  /** Scroll to an item. */
+  /**
+   * Scroll to an item.
+   * @param {number} index
+   */
   scrollTo(index) {
     const top = Math.floor(index / this.columns) * this.height;
     const { scrollTop, clientHeight } = this.element;
@@ -65,6 +88,7 @@ export class VirtualList {
     const first = Math.max(0, Math.floor((scrollTop - AHEAD) / this.height)) * columns;
     const last = Math.min(
       total, Math.ceil((scrollTop + clientHeight + AHEAD) / this.height) * columns);
+    /** @type {typeof this.drawn} */
     const wanted = new Map();
     for (let index = first; index < last; index += 1) {
       const item = this.items[index], key = this.key(item);
@@ -85,14 +109,16 @@ export class VirtualList {
     const { activeElement } = document;
     let at = this.inner.firstChild;
     for (const { element } of this.drawn.values()) {
-      if (element === at) at = at.nextSibling;
+      if (element === at) at = element.nextSibling;
       else this.inner.insertBefore(element, at);
     }
-    if (activeElement !== document.activeElement && this.inner.contains(activeElement)) {
+    if (activeElement instanceof HTMLElement && activeElement !== document.activeElement
+      && this.inner.contains(activeElement)) {
       activeElement.focus({ preventScroll: true });
     }
   }
 
+  /** @param {Item} item @param {number} index @param {{item: Item, element: HTMLElement}} [old] */
   made(item, index, old) {
     if (old && this.update) {
       this.update(old.element, item, index);
@@ -104,10 +130,16 @@ export class VirtualList {
     // Keep the focus in a replaced element.
     const focused = old && old.element.contains(document.activeElement);
     this.inner.append(element);
-    if (focused) (element.querySelector("a, button, [tabindex]") || element).focus();
+    /** @type {HTMLElement|null} */
+    const first = element.querySelector("a, button, [tabindex]");
+    if (focused) (first || element).focus();
     return element;
   }
 
+  /**
+   * @param {HTMLElement} element @param {number} index @param {number} columns
+   * @param {number} total
+   */
   place(element, index, columns, total) {
     const row = Math.floor(index / columns), column = index % columns;
     const { style } = element;
@@ -115,7 +147,7 @@ export class VirtualList {
     style.setProperty("left", `${(100 * column) / columns}%`);
     style.setProperty("width", `${100 / columns}%`);
     style.setProperty("height", `${this.height}px`);
-    element.setAttribute("aria-setsize", total);
-    element.setAttribute("aria-posinset", index + 1);
+    element.setAttribute("aria-setsize", String(total));
+    element.setAttribute("aria-posinset", String(index + 1));
   }
 }

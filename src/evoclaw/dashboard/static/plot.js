@@ -1,12 +1,21 @@
+// @ts-check
 // SVG plots, each with the same numbers as a table for screen readers.
 
 import { h, s } from "./dom.js";
 import { moment } from "./format.js";
 import { fold, table } from "./components.js";
 
+/**
+ * @typedef {{name: string, points: {at: number, value: number|null}[]}} Series Null is a gap.
+ * @typedef {(value: number) => string} Format
+ */
+
 const WIDTH = 600, LEFT = 52, BOTTOM = 22, TOP = 8, RIGHT = 8;
 
-/** A small line without axes; `label` says what it shows. */
+/**
+ * A small line without axes; `label` says what it shows.
+ * @param {number[]} values @param {string} label
+ */
 export function sparkline(values, label, width = 96, height = 22) {
   const highest = Math.max(1, ...values);
   const step = values.length > 1 ? width / (values.length - 1) : 0;
@@ -19,19 +28,20 @@ export function sparkline(values, label, width = 96, height = 22) {
 
 /**
  * Lines over time.
- * @param {object} options `title`; `series`: [{name, points: [{at, value}]}], a null value is a
- *   gap; `format(value)`; `height`.
+ * @param {{title: string, series: Series[], format?: Format, height?: number}} options
  */
 export function linePlot({ title, series, format = String, height = 180 }) {
   const all = series.flatMap((one) => one.points);
   const times = all.map((point) => point.at);
-  const known = all.map((point) => point.value).filter((value) => value !== null);
+  const known = all.flatMap((point) => (point.value === null ? [] : [point.value]));
   if (!known.length) {
     return plotFigure(title, h("p", { class: "empty" }, "no data yet"), [], format);
   }
   const from = Math.min(...times), to = Math.max(...times, from + 1);
   const top = niceTop(Math.max(...known));
+  /** @param {number} at */
   const x = (at) => LEFT + ((at - from) / (to - from)) * (WIDTH - LEFT - RIGHT);
+  /** @param {number} value */
   const y = (value) => TOP + (1 - value / top) * (height - TOP - BOTTOM);
   const drawn = s("svg", { class: "plot", viewBox: `0 0 ${WIDTH} ${height}`, role: "img",
     "aria-label": `${title}; the same as a table below` },
@@ -40,8 +50,14 @@ export function linePlot({ title, series, format = String, height = 180 }) {
   return plotFigure(title, drawn, series, format);
 }
 
+/**
+ * @param {Series} options @param {number} index @param {(at: number) => number} x
+ * @param {(value: number) => number} y
+ */
 function line({ name, points }, index, x, y) {
+  /** @type {[number, number][][]} */
   const pieces = [];
+  /** @type {[number, number][]} */
   let piece = [];
   for (const { at, value } of points) {
     if (value === null) { pieces.push(piece); piece = []; } else piece.push([x(at), y(value)]);
@@ -54,35 +70,51 @@ function line({ name, points }, index, x, y) {
         fill: "none" }))));
 }
 
+/**
+ * @param {number} top @param {(value: number) => number} y @param {number} height
+ * @param {(value: number) => string} format
+ */
 function grid(top, y, height, format) {
   return [0, 0.5, 1].map((share) => s("g", { class: "grid" },
     s("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: y(share * top), y2: y(share * top) }),
     s("text", { x: LEFT - 6, y: y(share * top) + 4, "text-anchor": "end" }, format(share * top))));
 }
 
+/**
+ * @param {number} from @param {number} to @param {(at: number) => number} x @param {number} height
+ */
 function timeAxis(from, to, x, height) {
   return [from, (from + to) / 2, to].map((at, index) => s("text", { class: "tick", x: x(at),
     y: height - 6, "text-anchor": ["start", "middle", "end"][index] }, moment(at)));
 }
 
+/** @param {number} value */
 function niceTop(value) {
   if (value <= 0) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 2.5, 5, 10].map((one) => one * power).find((one) => one >= value * 0.999);
+  return [1, 2, 2.5, 5, 10].map((one) => one * power).find((one) => one >= value * 0.999) || value;
 }
 
+/**
+ * @param {string} title @param {Element} drawn @param {Series[]} series
+ * @param {(value: number) => string} format
+ */
 function plotFigure(title, drawn, series, format) {
   const legend = series.length > 1 && h("ul", { class: "legend" },
     series.map((one, index) => h("li", { class: `series-${index % 6}` }, one.name)));
-  const rows = series.flatMap((one) => one.points.filter((point) => point.value !== null)
-    .map((point) => ({ name: one.name, ...point })));
+  const rows = series.flatMap((one) => one.points.flatMap(({ at, value }) =>
+    (value === null ? [] : [{ name: one.name, at, value }])));
   return h("figure", { class: "plotted" }, h("figcaption", null, title), drawn, legend,
     rows.length > 0 && fold("as a table", () => table(title, [
       { title: "when", cell: (row) => moment(row.at) }, { title: "what", cell: (row) => row.name },
       { title: "value", number: true, cell: (row) => format(row.value) }], rows.slice(-200))));
 }
 
-/** Bars beside each other's names; `items`: [{name, value, tone?}]. */
+/**
+ * Bars beside each other's names; `items`: [{name, value, tone?}].
+ * @param {{title: string, items: {name: string, value: number, tone?: string}[],
+ *   format?: Format}} options
+ */
 export function bars({ title, items, format = String }) {
   const highest = Math.max(...items.map((item) => item.value), 0) || 1;
   return h("figure", { class: "plotted" }, h("figcaption", null, title),

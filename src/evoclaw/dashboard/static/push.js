@@ -1,17 +1,22 @@
+// @ts-check
 // Adds this browser to the receivers of notifications (Web Push), and removes it.
 
+import { byId } from "./dom.js";
 import { del, get, hasToken, post } from "./api.js";
 
 const WORKER = "/ui/push-worker.js";
 const PATH = "/v1/push/subscriptions";
-const part = (id) => document.getElementById(id);
+/** @param {string} id */
+const part = (id) => /** @type {HTMLButtonElement} */ (byId(id));
 
+/** @param {string} text @param {{on?: boolean, off?: boolean}} [options] */
 function show(text, { on = false, off = false } = {}) {
   part("status").textContent = text;
   part("on").hidden = !on;
   part("off").hidden = !off;
 }
 
+/** @param {PushSubscription|null} subscription */
 function shown(subscription) {
   if (subscription) show("This device receives notifications.", { off: true });
   else show("This device receives no notifications.", { on: true });
@@ -25,6 +30,7 @@ function obstacle() {
   return able ? "" : "This browser has no Web Push. On a phone, add this page to the home screen.";
 }
 
+/** @param {ServiceWorkerRegistration} registration */
 async function subscribe(registration) {
   if (await Notification.requestPermission() !== "granted") {
     throw new Error("The browser does not permit notifications. Permit them for this site first.");
@@ -34,10 +40,11 @@ async function subscribe(registration) {
   await (await registration.pushManager.getSubscription())?.unsubscribe();
   const made = await registration.pushManager.subscribe(
     { userVisibleOnly: true, applicationServerKey: key });
-  const { endpoint, keys: { p256dh, auth } } = made.toJSON();
-  await post(PATH, { endpoint, keys: { p256dh, auth } });
+  const { endpoint, keys } = made.toJSON();
+  await post(PATH, { endpoint, keys: { p256dh: keys?.p256dh, auth: keys?.auth } });
 }
 
+/** @param {ServiceWorkerRegistration} registration */
 async function unsubscribe(registration) {
   const found = await registration.pushManager.getSubscription();
   if (!found) return;
@@ -54,6 +61,7 @@ async function start() {
   if (why) return show(why);
   await get("/v1/push/key"); // says what is missing if Web Push is not configured
   const registration = await navigator.serviceWorker.register(WORKER);
+  /** @param {string} id @param {(registration: ServiceWorkerRegistration) => Promise<void>} work */
   const act = (id, work) => part(id).addEventListener("click", async () => {
     part(id).disabled = true;
     try {

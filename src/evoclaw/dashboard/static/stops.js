@@ -1,16 +1,23 @@
+// @ts-check
 // The banner of the emergency stop: on every view, while something is stopped.
 
 import { del } from "./api.js";
-import { clean, h, replace } from "./dom.js";
+import { clean, h, lookup, replace } from "./dom.js";
 import { known, may } from "./live.js";
 import { button, confirmed, toast, when } from "./components.js";
 
-const NAMES = { all: "everything", network: "the network" };
+const NAMES = lookup({ all: "everything", network: "the network" });
 
-/** What is stopped, in words. */
+/**
+ * What is stopped, in words.
+ * @param {{kind: string, name?: string}} options
+ */
 export const stopName = ({ kind, name }) => (name ? `${kind} ${name}` : NAMES[kind] || kind);
 
-/** Release a stop after confirmation; returns the stops still in force, or null if cancelled. */
+/**
+ * Release a stop after confirmation; returns the stops still in force, or null if cancelled.
+ * @param {Api.StopView} stop
+ */
 export async function release(stop) {
   const sure = await confirmed(`Release ${stopName(stop)}?`, "It can continue at once.",
     { action: "Release", tone: "primary" });
@@ -20,12 +27,15 @@ export async function release(stop) {
   return items;
 }
 
-/** Show who stopped what, when and why, with a button that releases it. */
+/**
+ * Show who stopped what, when and why, with a button that releases it.
+ * @param {HTMLElement} place
+ */
 export function showStopBanner(place) {
   replace(place, known.stops.map((stop) => h("div", { class: "stop-banner row between",
     role: "alert" },
     h("span", null, h("strong", null, `Emergency stop: ${clean(stopName(stop))}`),
-      stop.by && ` · by ${clean(stop.by)}`, stop.at > 0 && [" · ", when(stop.at)],
+      stop.by && ` · by ${clean(stop.by)}`, Boolean(stop.at) && [" · ", when(stop.at)],
       stop.reason && ` · ${clean(stop.reason)}`),
     may("admin") && may("human") && button("Release…", () => release(stop),
       { label: `Release ${stopName(stop)}` }))));

@@ -1,13 +1,17 @@
+// @ts-check
 // Questions, approvals for a session, and past answers.
 
 import { get, post } from "../../api.js";
-import { h, replace } from "../../dom.js";
+import { h, lookup, replace } from "../../dom.js";
 import { some } from "../../format.js";
 import { known, may } from "../../live.js";
 import { badge, button, empty, field, fold, load, table, toast, when } from "../../components.js";
 import { argumentList, runLink, visible } from "./card.js";
 
-/** Show the questions; cards with typed text stay while others come and go. */
+/**
+ * Show the questions; cards with typed text stay while others come and go.
+ * @param {HTMLElement} place @param {Map<string, HTMLElement>} cards @param {boolean} human
+ */
 export function questions(place, cards, human) {
   const now = new Set(known.questions.map((one) => one.id));
   for (const [id, card] of cards) {
@@ -21,6 +25,7 @@ export function questions(place, cards, human) {
   }
 }
 
+/** @param {Api.QuestionView} one @param {boolean} human */
 function question(one, human) {
   const name = `answer-${one.id}`, options = one.options || [];
   const picks = options.map((text) => h("input", { value: text, name,
@@ -45,11 +50,16 @@ function question(one, human) {
   return card;
 }
 
-/** The approvals that are in force, each with a button to withdraw it. */
+/**
+ * The approvals that are in force, each with a button to withdraw it.
+ * @param {HTMLElement} place @param {AbortSignal} signal @param {boolean} human
+ * @returns {Promise<void>}
+ */
 export function standing(place, signal, human) {
   const ask = async () => (await get("/v1/approvals", null, { signal })).items
     .filter((one) => one.standing !== "waiting");
   const again = () => load(place, ask, show, signal);
+  /** @type {Column<Api.ApprovalView>[]} */
   const columns = [
     { title: "tool", cell: (row) => (row.tool ? h("code", null, row.tool) : "–") },
     { title: "agent", cell: (row) => row.agent || "–" },
@@ -67,26 +77,37 @@ export function standing(place, signal, human) {
       await again();
     }, { label: `Withdraw the approval of ${row.tool}` }) });
   }
+  /** @param {Api.ApprovalView[]} rows */
   const show = (rows) => (rows.length
     ? table("approvals in force", columns, rows)
     : h("p", { class: "soft small" }, "Nothing is approved for a session or a step."));
   return again();
 }
 
-const ANSWERS = { once: ["good", "once"], session: ["good", "session"], deny: ["bad", "denied"],
-  expired: ["quiet", "expired"] };
+const ANSWERS = lookup({ once: ["good", "once"], session: ["good", "session"],
+  deny: ["bad", "denied"], expired: ["quiet", "expired"] });
+/** @type {Column<Api.JsonObject<any>>[]} */
 const PAST = [
   { title: "when", cell: (row) => when(row.at) },
   { title: "tool", cell: (row) => h("code", null, row.tool || "–") },
   { title: "agent", cell: (row) => row.agent_id },
-  { title: "answer", cell: (row) => badge(...(ANSWERS[row.decision] || ["quiet", row.decision])) },
+  { title: "answer", cell: (row) => answerBadge(row.decision) },
   { title: "reason", cell: (row) => row.reason || "–" },
   { title: "arguments", cell: (row) => (row.parameters
     ? fold("show", () => argumentList(row.parameters)) : "–") },
   { title: "run", cell: (row) => (row.run_id ? runLink(row.run_id) : "–") },
 ];
 
-/** Past answers, from the audit log. */
+/** @param {string} decision */
+function answerBadge(decision) {
+  const [tone, text] = ANSWERS[decision] || ["quiet", decision];
+  return badge(tone, text);
+}
+
+/**
+ * Past answers, from the audit log.
+ * @param {HTMLElement} place @param {AbortSignal} signal
+ */
 export function history(place, signal) {
   if (!may("audit:read")) {
     return replace(place, h("p", { class: "soft small" }, "Past answers are in the audit log, "
@@ -97,13 +118,16 @@ export function history(place, signal) {
     : empty("No answers yet.")), signal);
 }
 
-/** Answers, each with the arguments of its call. */
+/**
+ * Answers, each with the arguments of its call.
+ * @param {AbortSignal} signal
+ */
 async function answered(signal) {
   const [answers, calls] = await Promise.all([
     get("/v1/audit", { kind: "approval", limit: 200 }, { signal }),
     get("/v1/audit", { kind: "call", verdict: "ask", limit: 400 }, { signal })]);
   const parameters = new Map(calls.items.map((call) => [call.request_id, call.parameters]));
   return answers.items.filter((one) => one.decision !== "pending")
-    .map((one) => ({ ...one, parameters: parameters.get(one.request_id) }))
-    .sort((a, b) => b.seq - a.seq).slice(0, 50);
+    .sort((a, b) => b.seq - a.seq).slice(0, 50)
+    .map((one) => ({ ...one, parameters: parameters.get(one.request_id) }));
 }

@@ -1,7 +1,8 @@
+// @ts-check
 // Approvals: tool calls that wait for a person.
 
 import { get } from "../../api.js";
-import { announce, h, replace, ticking } from "../../dom.js";
+import { announce, byId, h, inside, lookup, replace, ticking } from "../../dom.js";
 import { some } from "../../format.js";
 import { known, may, on } from "../../live.js";
 import { empty, toast } from "../../components.js";
@@ -15,9 +16,13 @@ export const title = "Approvals";
 const SETTLE = 500; // milliseconds after a layout change in which clicks are rejected
 const KEYS = [["j", "next"], ["k", "previous"], ["o", "approve once"], ["s", "for the session"],
   ["d", "deny"], ["x", "select"]];
+const DECISIONS = lookup({ o: "once", s: "session", d: "deny" });
 const WRITING = "input:not([type=checkbox], [type=radio]), textarea, select, [contenteditable]";
 
-/** Show waiting calls and questions, approvals for a session, and past answers. */
+/**
+ * Show waiting calls and questions, approvals for a session, and past answers.
+ * @param {HTMLElement} root @param {string[]} _args @param {AbortSignal} signal
+ */
 export async function mount(root, _args, signal) {
   if (!may("approvals:read")) {
     replace(root, empty("Your token cannot see approvals: it lacks the scope 'approvals:read'."));
@@ -28,7 +33,9 @@ export async function mount(root, _args, signal) {
   const askedSection = h("section", { hidden: true }, h("h2", null, "Questions"), asked);
   const steps = h("div"), stepSection = h("section", { hidden: true },
     h("h2", null, "Steps of workflows"), steps);
-  const cards = new Map(), human = may("human");
+  /** @type {Map<string, HTMLElement>} */
+  const cards = new Map();
+  const human = may("human");
   replace(root, human ? hint() : h("p", { class: "card approval-why", role: "note" },
     "You can look but not answer: your token lacks the scope 'human', which only a person's "
     + "token has."),
@@ -62,11 +69,15 @@ function hint() {
 
 /** The waiting calls, grouped; a card keeps its element while its call waits. */
 class Queue {
+  /** @param {AbortSignal} signal */
   constructor(signal) {
     this.signal = signal;
     this.human = may("human");
+    /** @type {Map<string, string>} */
     this.effects = new Map();
+    /** @type {Map<string, ApprovalCard>} */
     this.cards = new Map();
+    /** @type {Map<string, Group>} */
     this.groups = new Map();
     this.current = "";
     this.since = -Infinity; // when another card was selected automatically
@@ -110,24 +121,27 @@ class Queue {
     }
   }
 
+  /** @param {Api.ApprovalView} item */
   add(item) {
     const effect = this.effects.get(item.tool) || "unknown", key = `${effect} ${item.code}`;
     if (!this.groups.has(key)) {
-      this.groups.set(key, Object.assign(new Group(effect, item.code, this.human), { effect }));
+      this.groups.set(key, new Group(effect, item.code, this.human));
     }
-    const group = this.groups.get(key);
-    const card = new ApprovalCard(item, { human: this.human,
+    const group = /** @type {Group} */ (this.groups.get(key));
+    /** @type {ApprovalCard} */
+    const card = new ApprovalCard(item, { human: this.human, group,
       answer: (decision) => this.clicked(card, decision),
       select: (chosen) => group.choose(item.id, chosen) });
-    card.group = group;
     card.element.addEventListener("focusin", () => this.mark(item.id));
     group.cards.set(item.id, card);
     group.list.append(card.element);
     this.cards.set(item.id, card);
   }
 
+  /** @param {string} id */
   drop(id) {
     const card = this.cards.get(id);
+    if (!card) return;
     const had = card.element.contains(document.activeElement);
     const next = had && this.neighbour(id, 1, true);
     card.group.cards.delete(id);
@@ -136,11 +150,12 @@ class Queue {
     this.cards.delete(id);
     if (this.current === id) this.current = "";
     if (next) this.go(next, true);
-    else if (had) document.getElementById("main").focus();
+    else if (had) byId("main").focus();
   }
 
   /** Sort the groups, writes first; groups that are in place are not moved. */
   arrange() {
+    /** @param {Group} group */
     const rank = (group) => EFFECT_ORDER.indexOf(group.effect);
     const sorted = [...this.groups.values()].sort((a, b) => rank(a) - rank(b));
     sorted.forEach((group, index) => {
@@ -160,6 +175,7 @@ class Queue {
     return all;
   }
 
+  /** @param {Map<string, number>} before */
   moved(before) {
     for (const [id, top] of before) {
       const card = this.cards.get(id);
@@ -172,7 +188,10 @@ class Queue {
     for (const card of this.cards.values()) card.tick();
   }
 
-  /** Reject a click right after the cards moved: it may have been meant for another card. */
+  /**
+   * Reject a click right after the cards moved: it may have been meant for another card.
+   * @param {ApprovalCard} card @param {string} decision
+   */
   clicked(card, decision) {
     if (performance.now() < this.quietUntil) {
       toast("The queue has just changed. Check the call, then click again.", "bad");
@@ -181,6 +200,7 @@ class Queue {
     return this.answer(card, decision);
   }
 
+  /** @param {ApprovalCard} card @param {string} decision */
   async answer(card, decision) {
     if (!card.open) return;
     const reason = decision === "deny" ? await whyNot(1, card.item.tool) : "";
@@ -191,21 +211,25 @@ class Queue {
   }
 
   ids() {
-    return [...this.element.querySelectorAll(".approval")].map((one) => one.dataset.id);
+    return [...this.element.querySelectorAll(".approval")]
+      .map((one) => one.getAttribute("data-id") || "");
   }
 
+  /** @param {string} id @param {number} step @param {boolean} [besides] */
   neighbour(id, step, besides) {
     const ids = this.ids(), at = ids.indexOf(id);
     if (at < 0) return ids[step > 0 ? 0 : ids.length - 1];
     return ids[at + step] || (besides ? ids[at - step] : id);
   }
 
+  /** @param {string} id */
   mark(id) {
     this.cards.get(this.current)?.element.classList.remove("current");
     this.cards.get(id)?.element.classList.add("current");
     this.current = id;
   }
 
+  /** @param {string} id */
   go(id, unasked = false) {
     const card = this.cards.get(id);
     if (!card) return;
@@ -215,24 +239,28 @@ class Queue {
     this.since = unasked ? performance.now() : -Infinity;
   }
 
-  /** Handle shortcuts, except in inputs, in dialogs, when held down, or after “g”. */
+  /**
+   * Handle shortcuts, except in inputs, in dialogs, when held down, or after “g”.
+   * @param {KeyboardEvent} event
+   */
   key(event) {
     const second = this.began;
     this.began = event.key === "g";
     if (event.ctrlKey || event.metaKey || event.altKey || event.repeat || second) return;
-    if (event.target.closest(WRITING) || document.querySelector("dialog[open]")) return;
+    if (inside(event, WRITING) || document.querySelector("dialog[open]")) return;
     if (event.key === "j" || event.key === "k") {
       event.preventDefault();
       this.go(this.neighbour(this.current, event.key === "j" ? 1 : -1));
     } else this.act(event);
   }
 
+  /** @param {KeyboardEvent} event */
   act(event) {
     const card = this.cards.get(this.current);
-    const decision = { o: "once", s: "session", d: "deny" }[event.key];
+    const decision = DECISIONS[event.key];
     if (!this.human || !card || (!decision && event.key !== "x")) return;
     event.preventDefault();
-    if (event.key === "x") card.check.click();
+    if (!decision) card.check?.click();
     else if (performance.now() - this.since > SETTLE / 2) {
       this.answer(card, decision).catch((cause) => toast(cause.message, "bad"));
     }

@@ -1,3 +1,4 @@
+// @ts-check
 // The card of one waiting call: its arguments, the reason, and what an approval covers.
 
 import { h, replace, setText } from "../../dom.js";
@@ -8,14 +9,22 @@ import { badge, button } from "../../components.js";
 const LINES = 14, LETTERS = 900; // of one argument that are shown before it is truncated
 const HIDDEN = /[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{Zl}\p{Zp}]/gu;
 const CUT = /\[… (\d+) characters not shown …\]/g;
-const code = (letter) => `⟨U+${letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`;
+/** @param {string} letter */
+const code = (letter) =>
+  `⟨U+${(letter.codePointAt(0) || 0).toString(16).toUpperCase().padStart(4, "0")}⟩`;
 
-/** A text with invisible and reordering characters written out. */
+/**
+ * A text with invisible and reordering characters written out.
+ * @param {unknown} text
+ */
 export function visible(text) {
   return String(text).replace(HIDDEN, (c) => (c === "\n" || c === "\t" ? c : code(c)));
 }
 
-/** One argument, with notes about truncated or removed parts. */
+/**
+ * One argument, with notes about truncated or removed parts.
+ * @param {string} name @param {unknown} value
+ */
 function argument(name, value) {
   const raw = typeof value === "string" ? value : JSON.stringify(value, null, 2);
   const text = visible(raw), lines = text.split("\n");
@@ -41,42 +50,55 @@ function argument(name, value) {
   return [h("dt", null, h("code", null, visible(name))), h("dd", null, block, notes)];
 }
 
-/** The arguments of a call. */
+/**
+ * The arguments of a call.
+ * @param {Api.JsonObject<any>|null} [values]
+ */
 export function argumentList(values) {
   const pairs = Object.entries(values || {});
   if (!pairs.length) return h("p", { class: "soft" }, "No arguments.");
   return h("dl", { class: "arguments" }, pairs.map(([name, value]) => argument(name, value)));
 }
 
-/** When an approval expires. */
+/**
+ * When an approval expires.
+ * @param {number} unix
+ */
 export function expiry(unix) {
   const left = unix - Date.now() / 1000;
   return left > 0 ? `expires in ${duration(left)}` : "expired";
 }
 
-/** Link to a run. */
+/**
+ * Link to a run.
+ * @param {string} id
+ */
 export const runLink = (id) =>
   h("a", { href: `#/runs/${encodeURIComponent(id)}`, title: id }, `run ${id.slice(0, 8)}`);
 
-/**
- * The card of one call.
- * @param {object} item as the API shows it.
- * @param {object} options `human`: whether the user may answer; `answer(decision)`;
- *   `select(checked)`.
- */
+/** The card of one call. */
 export class ApprovalCard {
-  constructor(item, { human, answer, select }) {
+  /**
+   * @param {Api.ApprovalView} item
+   * @param {{human: boolean, group: import("./group.js").Group,
+   *   answer: (decision: string) => unknown, select: (checked: boolean) => void}} options
+   *   `human`: whether the user may answer
+   */
+  constructor(item, { human, group, answer, select }) {
     this.item = item;
+    this.group = group;
+    this.over = false;
     this.left = h("span", { class: "small soft approval-left" });
     this.done = h("p", { class: "approval-done", role: "status", hidden: true });
-    this.check = human && h("input", { type: "checkbox", "aria-label": `Select ${item.tool}`,
-      on: { change: () => select(this.check.checked) } });
-    this.buttons = human && h("footer", { class: "row" },
+    const check = h("input", { type: "checkbox", "aria-label": `Select ${item.tool}`,
+      on: { change: () => select(check.checked) } });
+    this.check = human ? check : null;
+    this.buttons = human ? h("footer", { class: "row" },
       button("Approve once", () => answer("once"), { tone: "primary" }),
       button("For the session", () => answer("session")),
       item.covers_step && may("admin")
         && button("This step from now on", () => answer("step")),
-      button("Deny…", () => answer("deny"), { tone: "danger" }));
+      button("Deny…", () => answer("deny"), { tone: "danger" })) : null;
     this.element = h("article", { class: "card approval", tabindex: "-1", data: { id: item.id },
       "aria-label": `${item.tool} requested by ${item.agent}` }, this.head(), this.body(),
     this.done, this.buttons);
@@ -113,7 +135,10 @@ export class ApprovalCard {
     setText(this.left, expiry(this.item.expires_at));
   }
 
-  /** Mark it as answered, until the orchestrator no longer lists it. */
+  /**
+   * Mark it as answered, until the orchestrator no longer lists it.
+   * @param {string} text
+   */
   answered(text) {
     this.over = true;
     this.element.classList.add("over");

@@ -1,3 +1,4 @@
+// @ts-check
 // Steps of workflows that can be approved from now on, for all runs of a definition.
 
 import { get, post } from "../../api.js";
@@ -6,13 +7,19 @@ import { may } from "../../live.js";
 import { button, confirmed, fold, load, table, toast } from "../../components.js";
 import { argumentList, visible } from "./card.js";
 
-/** Show the steps that can be approved; nothing if there is no workflow, or it may not be read. */
+/** @typedef {Api.ApprovableStep & {flow: Api.DefinitionView}} StepRow */
+
+/**
+ * Show the steps that can be approved; nothing if there is no workflow, or it may not be read.
+ * @param {HTMLElement} section @param {HTMLElement} place @param {AbortSignal} signal
+ */
 export function workflowSteps(section, place, signal) {
   section.hidden = true;
   if (!may("workflows:read")) return null;
   const ask = async () => (await get("/v1/workflows", null, { signal })).items
     .flatMap((flow) => (flow.approvable || []).map((step) => ({ ...step, flow })));
   const again = () => load(place, ask, show, signal);
+  /** @type {Column<StepRow>[]} */
   const columns = [
     { title: "workflow", cell: (row) => row.flow.name },
     { title: "step", cell: (row) => h("code", null, row.name) },
@@ -23,6 +30,7 @@ export function workflowSteps(section, place, signal) {
       : "asks in each run") },
   ];
   if (may("human") && may("admin")) columns.push({ title: "", cell: (row) => action(row, again) });
+  /** @param {StepRow[]} rows */
   const show = (rows) => {
     section.hidden = rows.length === 0;
     return table("steps of workflows", columns, rows);
@@ -30,11 +38,13 @@ export function workflowSteps(section, place, signal) {
   return again();
 }
 
+/** @param {StepRow} row @param {() => unknown} again */
 function action(row, again) {
   const name = `${row.name} of ${row.flow.name}`;
-  if (row.approval_id) {
+  const { approval_id: approval } = row;
+  if (approval) {
     return button("Withdraw", async () => {
-      await post(`/v1/approvals/${encodeURIComponent(row.approval_id)}/withdraw`);
+      await post(`/v1/approvals/${encodeURIComponent(approval)}/withdraw`);
       toast(`Step ${name} asks again`);
       await again();
     }, { label: `Withdraw the approval of step ${name}` });

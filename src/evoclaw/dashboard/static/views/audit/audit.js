@@ -1,3 +1,4 @@
+// @ts-check
 // Audit: search the log, and verify its integrity.
 
 import { get } from "../../api.js";
@@ -13,11 +14,15 @@ const FIELDS = [["text", "Text"], ["tool", "Tool"], ["agent", "Agent or edge"], 
 const SPANS = [["", "any time"], ["3600", "last hour"], ["86400", "last 24 hours"],
   ["604800", "last 7 days"]];
 
-/** Show the search form, the records, and the integrity check. */
+/**
+ * Show the search form, the records, and the integrity check.
+ * @param {HTMLElement} root @param {string[]} args @param {AbortSignal} signal
+ */
 export async function mount(root, args, signal) {
   const place = h("div"), checked = h("div");
   const inputs = new Map(FIELDS.map(([name]) => [name, h("input", { type: "search", name })]));
-  if (args[0] === "run" && args[1]) inputs.get("run_id").value = args[1];
+  const ofRun = inputs.get("run_id");
+  if (ofRun && args[0] === "run" && args[1]) ofRun.value = args[1];
   const verdict = select([["", "any verdict"], "allow", "deny", "ask"]);
   const span = select(SPANS, "");
   const look = () => load(place, () => search(inputs, verdict, span, signal), records, signal);
@@ -31,12 +36,17 @@ export async function mount(root, args, signal) {
   await look();
 }
 
+/**
+ * @param {Map<string, HTMLInputElement>} inputs @param {HTMLSelectElement} verdict
+ * @param {HTMLSelectElement} span @param {AbortSignal} signal
+ */
 function search(inputs, verdict, span, signal) {
   const query = Object.fromEntries([...inputs].map(([name, input]) => [name, input.value.trim()]));
   const since = span.value ? Math.floor(Date.now() / 1000 - Number(span.value)) : "";
   return get("/v1/audit", { ...query, verdict: verdict.value, since, limit: 300 }, { signal });
 }
 
+/** @param {Api.AuditPage} options */
 function records({ items }) {
   if (!items.length) return empty("No matching records.");
   return [h("p", { class: "soft small", role: "status" }, some(items.length, "record"),
@@ -44,6 +54,7 @@ function records({ items }) {
   table("audit records, the newest first", COLUMNS, items.toReversed())];
 }
 
+/** @type {Column<Api.JsonObject<any>>[]} */
 const COLUMNS = [
   { title: "when", cell: (one) => when(one.at) },
   { title: "who", cell: (one) => [one.user || "", one.user && one.agent_id ? " / " : "",
@@ -56,16 +67,19 @@ const COLUMNS = [
     h("summary", null, oneLine(gist(one), 90)), detail(one)) },
 ];
 
+/** @param {string} result */
 function outcome(result) {
   const text = String(result);
   return badge(text === "success" || text === "ok" ? "good" : "quiet", text);
 }
 
+/** @param {Api.JsonObject<any>} one */
 function gist(one) {
   if (one.parameters !== undefined) return JSON.stringify(one.parameters);
   return one.reason || one.model || one.path || one.code || one.kind || "";
 }
 
+/** @param {Api.JsonObject<any>} one */
 function detail(one) {
   return h("div", null,
     one.run_id && h("p", { class: "small" },
@@ -73,19 +87,22 @@ function detail(one) {
     jsonBlock(one, `record ${one.seq}`));
 }
 
+/** @param {HTMLElement} place @param {AbortSignal} signal */
 function verify(place, signal) {
   return load(place, () => get("/v1/audit/verify", null, { signal }), report, signal);
 }
 
+/** @param {Api.AuditReport} found */
 function report(found) {
+  const dropped = found.dropped || [];
   const span = `records ${found.first} to ${found.last}`;
   const signed = found.signed ? `signed up to record ${found.signed}` : "no checkpoint signed yet";
   return h("div", { class: "card", role: "status" },
     found.ok ? badge("good", "integrity verified") : badge("bad", "integrity check FAILED"),
     ` ${some(found.records, "record")} (${span}), `,
     `${some(found.checkpoints, "checkpoint")}, ${signed}.`,
-    found.dropped.length > 0 && h("p", { class: "small" }, "Deleted because the spool was full: ",
-      found.dropped.join(", ")),
+    dropped.length > 0 && h("p", { class: "small" }, "Deleted because the spool was full: ",
+      dropped.join(", ")),
     found.findings.length > 0 && table("integrity problems", [
       { title: "where", cell: (one) => `${one.place}:${one.line}` },
       { title: "kind", cell: (one) => one.kind }, { title: "what", cell: (one) => one.text },

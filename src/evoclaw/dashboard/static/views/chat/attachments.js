@@ -1,3 +1,4 @@
+// @ts-check
 // Pictures for the next message: dropped, pasted or chosen, and made small enough to send.
 
 import { h, replace } from "../../dom.js";
@@ -7,7 +8,10 @@ const EDGES = [1568, 1024, 768, 512]; // pixels of the longer side that are trie
 const MAX_BYTES = 350_000; // of one picture: two fit into a request of the default size
 const MAX_PICTURES = 8;
 
-/** The picture as a JPEG that is small enough; redrawing it drops its metadata. */
+/**
+ * The picture as a JPEG that is small enough; redrawing it drops its metadata.
+ * @param {File} file
+ */
 async function prepared(file) {
   let bitmap;
   try {
@@ -20,12 +24,15 @@ async function prepared(file) {
     const canvas = h("canvas", { width: Math.max(1, Math.round(bitmap.width * scale)),
       height: Math.max(1, Math.round(bitmap.height * scale)) });
     const context = canvas.getContext("2d");
+    if (!context) throw new Error("This browser cannot scale pictures.");
     context.fillStyle = "white";
     context.fillRect(0, 0, canvas.width, canvas.height);
     context.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
     const data = canvas.toDataURL("image/jpeg", 0.85).split(",")[1];
     if (data.length * 0.75 <= MAX_BYTES) {
-      return { name: file.name || "picture", media_type: "image/jpeg", data };
+      /** @type {Api.AttachedImage} */
+      const image = { media_type: "image/jpeg", data };
+      return { name: file.name || "picture", ...image };
     }
   }
   throw new Error(`“${file.name}” is too large to send.`);
@@ -33,24 +40,31 @@ async function prepared(file) {
 
 /** The pictures of the next message, shown above the input. */
 export class Attachments {
+  /** @param {(problem: string) => void} onProblem */
   constructor(onProblem) {
-    Object.assign(this, { onProblem, pictures: [] });
+    this.onProblem = onProblem;
+    /** @type {(Api.AttachedImage & {name: string})[]} */
+    this.pictures = [];
     this.element = h("div", { class: "row attached", hidden: true });
     this.chooser = h("input", { type: "file", accept: "image/png,image/jpeg,image/gif,image/webp",
       multiple: true, hidden: true, "aria-label": "Pictures to attach" });
     this.chooser.addEventListener("change", async () => {
-      await this.add(this.chooser.files);
+      await this.add(this.chooser.files || []);
       this.chooser.value = "";
     });
     this.button = button("Attach", () => this.chooser.click(),
       { title: "Attach a picture; you can also drop or paste one" });
   }
 
-  /** Accept pictures that are dropped on an element, or pasted into it. */
+  /**
+   * Accept pictures that are dropped on an element, or pasted into it.
+   * @param {HTMLElement} element
+   */
   listen(element) {
+    /** @param {DataTransfer|null} source */
     const files = (source) => [...(source?.files || [])];
     element.addEventListener("dragover", (event) => {
-      if (![...event.dataTransfer.types].includes("Files")) return;
+      if (![...(event.dataTransfer?.types || [])].includes("Files")) return;
       event.preventDefault();
       element.classList.add("dropping");
     });
@@ -68,6 +82,7 @@ export class Attachments {
     });
   }
 
+  /** @param {Iterable<File>} files */
   async add(files) {
     try {
       for (const file of files) {

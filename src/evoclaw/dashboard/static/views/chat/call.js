@@ -1,6 +1,7 @@
+// @ts-check
 // The card of one tool call: arguments, verdict, output and result.
 
-import { announce, clean, h, oneLine, replace, setText } from "../../dom.js";
+import { announce, clean, h, lookup, oneLine, replace, setText } from "../../dom.js";
 import { duration } from "../../format.js";
 import { badge, fold, jsonBlock, textBlock } from "../../components.js";
 
@@ -10,9 +11,13 @@ const BASE64 = /^[A-Za-z0-9+/=\s]*$/;
 // The main argument of a call: the first of these is shown beside its name.
 const MAIN_ARGUMENTS = ["command", "path", "file_path", "pattern", "url", "query", "agent", "tool",
   "task", "question", "action", "title", "name", "text"];
-const ANSWERS = { once: "approved once", session: "approved for the session", deny: "denied" };
+const ANSWERS = lookup({ once: "approved once", session: "approved for the session",
+  deny: "denied" });
 
-/** A one-line summary of a call. */
+/**
+ * A one-line summary of a call.
+ * @param {Api.JsonObject<any>} args
+ */
 export function aboutCall(args) {
   const main = MAIN_ARGUMENTS.map((name) => args[name]).find((value) => typeof value === "string");
   const target = typeof args.agent_id === "string" ? `${args.agent_id}: ` : "";
@@ -21,7 +26,10 @@ export function aboutCall(args) {
   return text === "{}" ? "" : oneLine(text, 160);
 }
 
-/** Arguments as the model wrote them: an object, or the text if it is not JSON. */
+/**
+ * Arguments as the model wrote them: an object, or the text if it is not JSON.
+ * @param {string} [text]
+ */
 export function argumentsOf(text) {
   try {
     const value = JSON.parse(text || "{}");
@@ -31,7 +39,10 @@ export function argumentsOf(text) {
   }
 }
 
-/** An image block as an element. */
+/**
+ * An image block as an element.
+ * @param {Api.ImageBlock} block @param {string} alt
+ */
 export function picture(block, alt) {
   const safe = PICTURE.test(block.media_type) && BASE64.test(block.data);
   if (!safe) return h("p", { class: "soft" }, `an image (${block.media_type})`);
@@ -39,16 +50,22 @@ export function picture(block, alt) {
   return h("img", { class: "picture", alt, src });
 }
 
-/** The blocks of a result: texts, errors and images. */
+/**
+ * The blocks of a result: texts, errors and images.
+ * @param {Api.ToolResult} result
+ */
 function blocksOf(result) {
   return (result.blocks || []).map((block) => (block.type === "image"
     ? picture(block, "image from the result of the call") : textBlock(block.text, "result")));
 }
 
-const textOf = (result) => (result.blocks || []).map((block) => block.text || "").join("\n");
+/** @param {Api.ToolResult} result */
+const textOf = (result) =>
+  result.blocks.map((block) => ("text" in block ? block.text : "")).join("\n");
 
 /** The card of a call; its methods take the events of the call. */
 export class CallCard {
+  /** @param {Api.ToolCall} call @param {string} runId */
   constructor(call, runId) {
     this.args = argumentsOf(call.arguments);
     this.name = call.name;
@@ -74,10 +91,12 @@ export class CallCard {
         runId && h("a", { href: `#/runs/${encodeURIComponent(runId)}`,
           "aria-label": `timeline of the run of this call of ${name}` },
         "timeline")));
-    this.element.call = this;
   }
 
-  /** A policy judged the call. */
+  /**
+   * A policy judged the call.
+   * @param {EventOf<"call_judged">} options
+   */
   judged({ verdict, code, reason, machine }) {
     this.runsOn(machine);
     if (verdict === "allow") this.show("quiet", "allowed");
@@ -90,7 +109,10 @@ export class CallCard {
     setText(this.verdict, why ? `${word}: ${why}` : word);
   }
 
-  /** A person answered. */
+  /**
+   * A person answered.
+   * @param {EventOf<"approval_answered">} options
+   */
   answered({ decision, reason }) {
     const answer = ANSWERS[decision];
     if (!answer) return;
@@ -100,15 +122,22 @@ export class CallCard {
     if (decision !== "deny") this.show("quiet", "approved");
   }
 
-  /** The machine of the call is known. */
+  /**
+   * The machine of the call is known.
+   * @param {string} [machine]
+   */
   runsOn(machine) {
     if (machine) setText(this.place, `on ${oneLine(machine, 40)}`);
   }
 
-  /** The machine of the call went offline, or is online again. */
+  /**
+   * The machine of the call went offline, or is online again.
+   * @param {EventOf<"call_delayed">} options @param {number} at
+   */
   delayed({ machine, seconds }, at) {
     const name = oneLine(machine, 40);
-    this.show(...(seconds ? ["warn", `${name} is offline`] : ["busy", "running"]));
+    if (seconds) this.show("warn", `${name} is offline`);
+    else this.show("busy", "running");
     this.verdict.hidden = false;
     setText(this.verdict, seconds ? `${name} went offline; the call waits until `
       + `${new Date((at + seconds) * 1000).toLocaleTimeString()}. Stop gives up.`
@@ -116,7 +145,10 @@ export class CallCard {
     announce(this.verdict.textContent);
   }
 
-  /** The call started. */
+  /**
+   * The call started.
+   * @param {number} at @param {string} [machine]
+   */
   started(at, machine) {
     this.runsOn(machine);
     this.startedAt = at;
@@ -124,7 +156,10 @@ export class CallCard {
     this.live = "";
   }
 
-  /** The call produced output. */
+  /**
+   * The call produced output.
+   * @param {string} text
+   */
   output(text) {
     this.live = (this.live + text).slice(-MAX_LIVE_CHARS);
     if (!this.pre) {
@@ -141,13 +176,19 @@ export class CallCard {
     this.pre.scrollTop = this.pre.scrollHeight;
   }
 
-  /** Update the running time. */
+  /**
+   * Update the running time.
+   * @param {number} now
+   */
   tick(now) {
     if (!this.startedAt || this.result) return;
     setText(this.time, duration(Math.max(0, now - this.startedAt)));
   }
 
-  /** The call has its result. */
+  /**
+   * The call has its result.
+   * @param {Api.ToolResult} result @param {number} [at]
+   */
   finished(result, at) {
     this.result = result;
     const { details = {}, error } = result;
@@ -161,6 +202,7 @@ export class CallCard {
     this.showResult(result, details);
   }
 
+  /** @param {Api.ToolResult} result @param {Api.JsonObject<any>} details */
   showResult(result, details) {
     const text = clean(textOf(result)).trim();
     const pictures = (result.blocks || []).some((block) => block.type === "image");
@@ -173,6 +215,7 @@ export class CallCard {
     setText(this.more, proof ? `receipt ${oneLine(proof, 30)}` : "");
   }
 
+  /** @param {string} tone @param {string} text */
   show(tone, text) {
     this.element.dataset.tone = tone;
     replace(this.state, badge(tone, text));

@@ -1,3 +1,4 @@
+// @ts-check
 // The canvas: content that a model wrote, in a sandboxed frame without network access.
 
 import { get } from "../../api.js";
@@ -11,8 +12,17 @@ const ROOMY = 1100; // window width in pixels from which the canvas opens beside
 
 /** The panel; `onChange()` is called when the canvas appears or disappears. */
 export class Canvas {
+  /**
+   * @param {string} sessionId @param {AbortSignal} signal
+   * @param {(problem?: Error) => void} onChange
+   */
   constructor(sessionId, signal, onChange) {
-    Object.assign(this, { sessionId, signal, onChange, sheet: null });
+    this.sessionId = sessionId;
+    this.signal = signal;
+    this.onChange = onChange;
+    this.width = 0;
+    /** @type {Api.CanvasView|null} */
+    this.sheet = null;
     this.heading = h("h3", null, "Canvas");
     this.stage = h("div", { class: "stage" });
     this.grip = h("div", { class: "grip", role: "separator", tabindex: "0",
@@ -30,7 +40,10 @@ export class Canvas {
     signal.addEventListener("abort", () => this.unframe(), { once: true });
   }
 
-  /** Load the canvas; `fresh`: it has just changed, so open it. */
+  /**
+   * Load the canvas; `fresh`: it has just changed, so open it.
+   * @param {boolean} fresh
+   */
   async load(fresh) {
     let sheet = null;
     try {
@@ -59,7 +72,7 @@ export class Canvas {
     this.draw();
     this.onChange();
     if (byItself) announce(`The canvas shows ${oneLine(this.sheet.title || "something", 80)}`);
-    else this.element.querySelector("button").focus();
+    else this.element.querySelector("button")?.focus();
   }
 
   /** The user closes it: it stays closed until its content changes. */
@@ -87,35 +100,38 @@ export class Canvas {
   draw() {
     this.unframe();
     const { sheet } = this;
+    if (!sheet) return;
     replace(this.heading, oneLine(sheet.title || "Canvas", 80));
     const frame = h("iframe", { src: "/ui/frame.html", sandbox: "allow-scripts",
       referrerpolicy: "no-referrer", title: `Canvas: ${oneLine(sheet.title || "untitled", 80)}` });
-    this.hush = new AbortController();
-    const { signal } = this.hush;
+    const hush = this.hush = new AbortController();
     // The origin is opaque, so only the window identifies the sender. Only one message counts.
     window.addEventListener("message", ({ source, data }) => {
       if (source !== frame.contentWindow || data !== "evoclaw:ready") return;
-      this.hush.abort();
-      source.postMessage({ format: sheet.format, content: sheet.content }, "*");
-    }, { signal });
+      hush.abort();
+      frame.contentWindow?.postMessage({ format: sheet.format, content: sheet.content }, "*");
+    }, { signal: hush.signal });
     this.stage.append(frame);
   }
 
+  /** @param {number} width */
   resize(width) {
     const maxWidth = Math.max(MIN_WIDTH, window.innerWidth - 620);
     this.width = Math.round(Math.min(maxWidth, Math.max(MIN_WIDTH, width)));
     this.element.style.setProperty("--width", `${this.width}px`);
-    this.grip.setAttribute("aria-valuenow", this.width);
-    this.grip.setAttribute("aria-valuemin", MIN_WIDTH);
-    this.grip.setAttribute("aria-valuemax", maxWidth);
-    sessionStorage.setItem(WIDTH, this.width);
+    this.grip.setAttribute("aria-valuenow", String(this.width));
+    this.grip.setAttribute("aria-valuemin", String(MIN_WIDTH));
+    this.grip.setAttribute("aria-valuemax", String(maxWidth));
+    sessionStorage.setItem(WIDTH, String(this.width));
   }
 
+  /** @param {PointerEvent} event */
   drag(event) {
     event.preventDefault();
     this.grip.setPointerCapture(event.pointerId);
     this.element.dataset.dragged = "true"; // a frame would swallow the pointer
     const from = event.clientX, width = this.width;
+    /** @param {PointerEvent} moved */
     const move = (moved) => this.resize(width + from - moved.clientX);
     const stop = () => {
       delete this.element.dataset.dragged;
@@ -125,6 +141,7 @@ export class Canvas {
     this.grip.addEventListener("lostpointercapture", stop, { once: true });
   }
 
+  /** @param {KeyboardEvent} event */
   nudge(event) {
     const step = { ArrowLeft: 40, ArrowRight: -40 }[event.key];
     if (!step) return;

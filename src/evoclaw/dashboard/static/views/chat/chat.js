@@ -1,7 +1,8 @@
+// @ts-check
 // Chat: the session list, one conversation, and its canvas.
 
 import { del, get, patch, post } from "../../api.js";
-import { announce, h, oneLine, replace } from "../../dom.js";
+import { announce, h, inside, oneLine, replace } from "../../dom.js";
 import { may } from "../../live.js";
 import { button, confirmed, dialog, empty, failed, field, select, toast }
   from "../../components.js";
@@ -16,7 +17,10 @@ export const title = "Chat";
 
 const AGENT = "evoclaw.chat.agent";
 
-/** Show a session, or the form for a new one. */
+/**
+ * Show a session, or the form for a new one.
+ * @param {HTMLElement} root @param {string[]} args @param {AbortSignal} signal
+ */
 export async function mount(root, args, signal) {
   const chat = new Chat(root, signal);
   chat.list.load().catch((cause) => toast(cause.message, "bad"));
@@ -25,8 +29,23 @@ export async function mount(root, args, signal) {
 
 /** The view: one session at a time, changed without leaving it. */
 class Chat {
+  /** @param {HTMLElement} root @param {AbortSignal} signal */
   constructor(root, signal) {
-    Object.assign(this, { signal, shown: null, conversation: null, canvas: null });
+    this.signal = signal;
+    /** @type {Api.SessionView|null} */
+    this.session = null;
+    /** @type {Composer|null} */
+    this.composer = null;
+    this.foot = h("p", { class: "foot soft small" });
+    this.heading = h("h2");
+    this.canvasButton = button("Canvas", () => this.toggleCanvas());
+    this.canvasButton.id = "canvas-button";
+    this.asksTitle = false;
+    this.shown = new AbortController(); // aborted when another session is shown
+    /** @type {Conversation|null} */
+    this.conversation = null;
+    /** @type {Canvas|null} */
+    this.canvas = null;
     this.list = new SessionList((id) => this.open(id), signal);
     this.drawer = h("aside", { class: "drawer", id: "chat-sessions", "aria-label": "Sessions" },
       h("div", { class: "row between" }, h("h2", null, "Sessions"),
@@ -38,20 +57,23 @@ class Chat {
     this.drawer.addEventListener("keydown", (event) => {
       if (event.key === "Escape") this.showDrawer(false);
     });
-    this.place.addEventListener("pointerdown", ({ target }) => {
-      if (!target.closest(".opener")) this.showDrawer(false);
-      for (const menu of this.place.querySelectorAll(".menu[open]")) {
-        if (!menu.contains(target)) menu.open = false;
+    this.place.addEventListener("pointerdown", (event) => {
+      if (!inside(event, ".opener")) this.showDrawer(false);
+      const here = inside(event, ".menu");
+      for (const menu of this.place.querySelectorAll("details")) {
+        if (menu.matches(".menu") && menu !== here) menu.open = false;
       }
     });
   }
 
+  /** @param {boolean} wanted */
   showDrawer(wanted) {
     if (this.drawer.classList.contains("open") === wanted) return;
     this.drawer.classList.toggle("open", wanted);
+    /** @type {HTMLElement|null} */
     const opener = this.place.querySelector(".opener");
     opener?.setAttribute("aria-expanded", String(wanted));
-    if (wanted) this.drawer.querySelector("button").focus();
+    if (wanted) this.drawer.querySelector("button")?.focus();
     else if (this.drawer.contains(document.activeElement)) opener?.focus();
   }
 
@@ -63,9 +85,12 @@ class Chat {
     return made;
   }
 
-  /** Show another session; an empty id shows the form for a new one. */
+  /**
+   * Show another session; an empty id shows the form for a new one.
+   * @param {string} id @param {{push?: boolean, focus?: boolean}} [options]
+   */
   async open(id, { push = true, focus = push } = {}) {
-    this.shown?.abort();
+    this.shown.abort();
     this.shown = new AbortController();
     this.signal.addEventListener("abort", () => this.shown.abort(), { once: true });
     this.showDrawer(false);
@@ -88,35 +113,47 @@ class Chat {
     if (focus && !signal.aborted) this.focusComposer();
   }
 
-  reopen() { return this.open(this.session.id, { push: false }); }
+  reopen() { return this.open(this.opened.id, { push: false }); }
+
+  /** The session that is shown. */
+  get opened() {
+    if (!this.session) throw new Error("no session is shown");
+    return this.session;
+  }
 
   focusComposer() { this.composer?.input.focus(); }
 
+  /** @param {AbortSignal} signal */
   async showNew(signal) {
     const before = h("span", { class: "row" });
     const agents = h("span", { class: "row" });
     const choice = { agent: "", on: "" };
     const edge = new EdgeChooser("", (on) => { choice.on = on; }, signal);
     replace(before, agents, edge.element);
+    /**
+     * @param {string} message @param {string} key @param {string} _how
+     * @param {Api.AttachedImage[]} images
+     */
     const send = async (message, key, _how, images) => {
       const run = await post("/v1/runs", { message, ...choice, images }, { signal, key });
-      this.composer.draft.done();
+      composer.draft.done();
       await this.open(run.session_id);
       this.conversation?.onRuns([run]); // it may have ended already, and be part of the history
       this.list.soon();
     };
-    this.composer = new Composer("", { send, stop: () => {}, before });
+    const composer = this.composer = new Composer("", { send, stop: () => {}, before });
     replace(this.place, h("header", { class: "row talk-head" }, this.opener(),
       h("h2", null, "New session")),
     h("div", { class: "talk" }, empty("Write what you want done. The agent answers, shows every "
       + "tool call, and asks for your approval where its policies require it.")),
-    this.composer.element);
-    this.composer.fit();
+    composer.element);
+    composer.fit();
     try {
       const { agents: found } = await get("/v1/agents", null, { signal });
       const names = found.map((one) => one.name);
-      const last = sessionStorage.getItem(AGENT);
+      const last = sessionStorage.getItem(AGENT) || "";
       choice.agent = names.includes(last) ? last : names[0] || "";
+      /** @param {string} name */
       const chosen = (name) => {
         choice.agent = name;
         sessionStorage.setItem(AGENT, name);
@@ -132,18 +169,17 @@ class Chat {
     }
   }
 
+  /** @param {string} id @param {AbortSignal} signal */
   async showSession(id, signal) {
     const session = await get(`/v1/sessions/${encodeURIComponent(id)}`, null, { signal });
     if (signal.aborted) return;
     this.session = session;
-    this.conversation = new Conversation(session, this, signal);
+    const conversation = this.conversation = new Conversation(session, this, signal);
     this.canvas = new Canvas(id, signal, (problem) => this.canvasShown(problem));
-    this.composer = new Composer(id, { stop: () => this.conversation.stop(),
-      send: (...message) => this.conversation.say(...message) });
-    this.foot = h("p", { class: "foot soft small" });
-    this.heading = h("h2", null, titleOf(session));
-    this.canvasButton = button("Canvas", () => this.toggleCanvas());
-    this.canvasButton.id = "canvas-button";
+    const composer = this.composer = new Composer(id, { stop: () => conversation.stop(),
+      send: (...message) => conversation.say(...message) });
+    replace(this.foot);
+    replace(this.heading, titleOf(session));
     this.canvasButton.hidden = true;
     const writes = may("sessions:write");
     const edge = new EdgeChooser(session.on || "", (on) => this.move(on), signal);
@@ -152,10 +188,10 @@ class Chat {
         h("span", { class: "soft small agent-name" }, session.agent), h("span", { class: "grow" }),
         writes && edge.element,
         this.canvasButton, writes && this.menu()),
-      this.conversation.element, this.composer.element, this.foot);
+      conversation.element, composer.element, this.foot);
     replace(this.side, this.canvas.element);
-    this.composer.fit();
-    await this.conversation.begin();
+    composer.fit();
+    await conversation.begin();
   }
 
   /** The menu of a session. */
@@ -165,32 +201,35 @@ class Chat {
       h("div", { class: "card" }, button("Rename", () => this.rename(), { tone: "plain" }),
         button("Delete", () => this.remove(), { tone: "plain" })));
     const close = () => { made.open = false; };
-    made.addEventListener("click", (event) => { if (event.target.closest("button")) close(); });
+    made.addEventListener("click", (event) => { if (inside(event, "button")) close(); });
     made.addEventListener("focusout", ({ relatedTarget }) => {
-      if (relatedTarget && !made.contains(relatedTarget)) close();
+      if (relatedTarget instanceof Node && !made.contains(relatedTarget)) close();
     });
     made.addEventListener("keydown", (event) => {
       if (event.key !== "Escape" || !made.open) return;
       close();
-      made.querySelector("summary").focus();
+      made.querySelector("summary")?.focus();
     });
     return made;
   }
 
-  /** A run started, continued or ended. */
+  /**
+   * A run started, continued or ended.
+   * @param {Conversation} conversation
+   */
   stateChanged(conversation) {
     if (conversation !== this.conversation || !this.composer) return;
     this.composer.show(conversation.current?.view.state || null);
     replace(this.foot, costLine(conversation.lastRun));
-    if (!conversation.current && !this.session.title) this.refreshTitle();
+    if (!conversation.current && !this.opened.title) this.refreshTitle();
   }
 
   async refreshTitle() {
-    if (this.asksTitle || !this.conversation.live.length) return;
+    if (this.asksTitle || !this.conversation?.live.length) return;
     this.asksTitle = true;
     try {
       const { signal } = this.shown;
-      this.renamed(await get(`/v1/sessions/${this.session.id}`, null, { signal }));
+      this.renamed(await get(`/v1/sessions/${this.opened.id}`, null, { signal }));
     } catch (cause) {
       if (cause.name !== "AbortError") announce("The title could not be loaded.");
     } finally {
@@ -198,22 +237,26 @@ class Chat {
     }
   }
 
+  /** @param {Api.SessionView} session */
   renamed(session) {
     if (session.id !== this.session?.id) return;
-    this.session = { ...this.session, title: session.title };
+    this.session = { ...this.opened, title: session.title };
     replace(this.heading, titleOf(session));
     this.list.put(session);
   }
 
-  /** Have the next runs of the session work on another edge. */
+  /**
+   * Have the next runs of the session work on another edge.
+   * @param {string} on
+   */
   async move(on) {
-    this.session = await patch(`/v1/sessions/${this.session.id}`, { on });
+    this.session = await patch(`/v1/sessions/${this.opened.id}`, { on });
     announce(`the session works on ${on || "the default edge"} from now on`);
   }
 
   rename() {
     const input = h("input", { type: "text", maxlength: "80", required: true,
-      value: this.session.title || "" });
+      value: this.opened.title || "" });
     const form = h("form", null, field("Title", input),
       h("div", { class: "row end" }, h("button", { class: "primary" }, "Rename")));
     const shown = dialog("Rename the session", form);
@@ -221,7 +264,7 @@ class Chat {
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       try {
-        this.renamed(await patch(`/v1/sessions/${this.session.id}`, { title: input.value.trim() }));
+        this.renamed(await patch(`/v1/sessions/${this.opened.id}`, { title: input.value.trim() }));
         shown.close();
       } catch (cause) {
         toast(cause.message, "bad");
@@ -230,8 +273,8 @@ class Chat {
   }
 
   async remove() {
-    const { id } = this.session;
-    const name = titleOf(this.session);
+    const { id } = this.opened;
+    const name = titleOf(this.opened);
     const sure = await confirmed("Delete this session?", `This permanently deletes “${name}” `
       + "with its messages and runs, and the sessions it started. The audit log stays.",
     { action: "Delete" });
@@ -243,9 +286,12 @@ class Chat {
     await this.open("", { push: false, focus: true });
   }
 
-  /** Branch a session after a reply of the model, or before a message of the user. */
+  /**
+   * Branch a session after a reply of the model, or before a message of the user.
+   * @param {number|null} number @param {string} role @param {string} text
+   */
   async branch(number, role, text) {
-    const { id, agent, on = "" } = this.session;
+    const { id, agent, on = "", title: name } = this.opened;
     if (number === null) throw new Error("This message is not stored yet. Try again in a moment.");
     const path = `/v1/sessions/${id}/messages`;
     const start = Math.max(0, number - 1);
@@ -258,7 +304,7 @@ class Chat {
     // The recalled notes of a message are stored before it, and belong to it.
     const remembered = items.length > 1 && loopMessageKind(items[0].message) === "memory";
     const last = role === "user" ? number - (remembered ? 2 : 1) : number;
-    const named = oneLine(`branch of ${this.session.title || "a session"}`, 80);
+    const named = oneLine(`branch of ${name || "a session"}`, 80);
     const made = last < 0 ? await post("/v1/sessions", { agent, on, title: named })
       : await post(`/v1/sessions/${id}/branch`, { at_message: last, title: named });
     if (role === "user") leaveDraft(made.id, text);
@@ -267,20 +313,27 @@ class Chat {
     await this.open(made.id);
   }
 
-  /** Send the same message again. */
+  /**
+   * Send the same message again.
+   * @param {string} asked
+   */
   async again(asked) {
-    this.composer.put(asked);
-    await this.composer.submit(this.composer.mode);
+    this.composer?.put(asked);
+    await this.composer?.submit(this.composer.mode);
   }
 
-  /** The canvas was changed: just now, or in the history. */
+  /**
+   * The canvas was changed: just now, or in the history.
+   * @param {boolean} fresh
+   */
   canvasChanged(fresh) { this.canvas?.load(fresh); }
 
   toggleCanvas() {
-    if (this.canvas.element.hidden) this.canvas.open();
-    else this.canvas.close();
+    if (this.canvas?.element.hidden) this.canvas.open();
+    else this.canvas?.close();
   }
 
+  /** @param {Error} [problem] */
   canvasShown(problem) {
     if (problem) toast(`The canvas could not be loaded: ${problem.message}`, "bad");
     const { sheet, element } = this.canvas || {};

@@ -1,3 +1,4 @@
+// @ts-check
 // The message input: drafts are stored, and a message never starts two runs.
 
 import { h, replace, setText } from "../../dom.js";
@@ -14,6 +15,7 @@ function newKey() {
 
 /** The unsent text of a session, and the idempotency key of its last attempt. */
 class Draft {
+  /** @param {string} sessionId */
   constructor(sessionId) {
     this.name = `evoclaw.draft.${sessionId || "new"}`;
     this.trial = `evoclaw.trial.${sessionId || "new"}`;
@@ -21,12 +23,16 @@ class Draft {
 
   get text() { return sessionStorage.getItem(this.name) || ""; }
 
+  /** @param {string} value */
   set text(value) {
     if (value) sessionStorage.setItem(this.name, value);
     else sessionStorage.removeItem(this.name);
   }
 
-  /** The key for a message: that of the last attempt if the message is the same. */
+  /**
+   * The key for a message: that of the last attempt if the message is the same.
+   * @param {string} text
+   */
   key(text) {
     const tried = JSON.parse(sessionStorage.getItem(this.trial) || "null");
     if (tried && tried.text === text) return tried.key;
@@ -42,19 +48,29 @@ class Draft {
   }
 }
 
-/** Store a draft for a session that is about to be opened. */
+/**
+ * Store a draft for a session that is about to be opened.
+ * @param {string} sessionId @param {string} text
+ */
 export function leaveDraft(sessionId, text) {
   new Draft(sessionId).text = text;
 }
 
 /**
- * The input form.
- * @param {object} options `send(text, key, how, images)`, `how` being `say`, `steer` or `queue`;
- *   `stop()`; `before`, the element before the buttons.
+ * @typedef {object} ComposerOptions
+ * @property {(text: string, key: string, how: string, images: Api.AttachedImage[]) =>
+ *   Promise<void>} send `how` is `say`, `steer` or `queue`
+ * @property {() => unknown} stop
+ * @property {HTMLElement} [before] the element before the buttons
  */
+
+/** The input form. */
 export class Composer {
+  /** @param {string} sessionId @param {ComposerOptions} options */
   constructor(sessionId, { send, stop, before }) {
-    Object.assign(this, { send, draft: new Draft(sessionId), mode: "say" });
+    this.send = send;
+    this.draft = new Draft(sessionId);
+    this.mode = "say";
     this.input = h("textarea", { rows: "1", id: "composer", value: this.draft.text,
       "aria-describedby": "composer-hint", placeholder: "Write what you want done" });
     this.label = h("label", { class: "unseen", for: "composer" }, "Message");
@@ -81,6 +97,7 @@ export class Composer {
     this.show(null);
   }
 
+  /** @param {KeyboardEvent} event */
   key(event) {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
@@ -99,7 +116,10 @@ export class Composer {
     this.input.style.setProperty("height", `${wanted}px`);
   }
 
-  /** Show the buttons for the state of the current run, or for none. */
+  /**
+   * Show the buttons for the state of the current run, or for none.
+   * @param {string|null} state
+   */
   show(state) {
     this.mode = state ? "steer" : "say";
     setText(this.go, state ? "Steer" : "Send");
@@ -109,19 +129,26 @@ export class Composer {
     this.stop.hidden = this.queue.hidden = !state;
   }
 
-  /** Show a problem above the input; an empty text hides it. */
+  /**
+   * Show a problem above the input; an empty text hides it.
+   * @param {string} text
+   */
   setProblem(text) {
     this.problem.hidden = !text;
     replace(this.problem, text);
   }
 
-  /** Set the text, for the user to edit. */
+  /**
+   * Set the text, for the user to edit.
+   * @param {string} text
+   */
   put(text) {
     this.input.value = text;
     this.typed();
     this.input.focus();
   }
 
+  /** @param {string} how */
   async submit(how) {
     const text = this.input.value.trim();
     if (!text) return this.input.focus();

@@ -1,19 +1,42 @@
+// @ts-check
 // A conversation: its history, its live runs, and scrolling that follows the end.
 
 import { get, post, postEmpty } from "../../api.js";
-import { announce, h, replace } from "../../dom.js";
+import { announce, h, inside, replace } from "../../dom.js";
 import { on, runs } from "../../live.js";
 import { button, failed, toast } from "../../components.js";
 import { History } from "./history.js";
 import { LiveRun } from "./run.js";
-import { PendingRequests } from "./pending.js";
+
+/**
+ * The actions of the whole view: see chat.js.
+ * @typedef {object} ChatView
+ * @property {(conversation: Conversation) => void} stateChanged
+ * @property {(fresh: boolean) => void} canvasChanged
+ * @property {ChatActions["branch"]} branch
+ * @property {ChatActions["again"]} again
+ * @property {() => void} reopen
+ * @property {() => void} focusComposer
+ */
 
 const NEAR = 40; // pixels from the end that still count as at the end
 
-/** One session. `view` has the actions of the whole view: see chat.js. */
+/** One session. */
 export class Conversation {
+  /** @param {Api.SessionView} session @param {ChatView} view @param {AbortSignal} signal */
   constructor(session, view, signal) {
-    Object.assign(this, { session, view, signal, live: [], seen: new Set(), stuck: true });
+    this.session = session;
+    this.view = view;
+    this.signal = signal;
+    /** @type {LiveRun[]} */
+    this.live = [];
+    /** @type {Set<string>} */
+    this.seen = new Set();
+    this.pumping = false;
+    /** @type {Api.RunView|null} */
+    this.last = null; // the newest run of the history
+    this.before = { top: 0, height: 0 };
+    this.stuck = true;
     this.opened = Date.now() / 1000;
     this.act = this.actions();
     this.history = new History(session.id, this.act, signal);
@@ -28,7 +51,10 @@ export class Conversation {
     this.watchPlace();
   }
 
-  /** The actions that the parts of the conversation can call. */
+  /**
+   * The actions that the parts of the conversation can call.
+   * @returns {ChatActions}
+   */
   actions() {
     return {
       changed: () => this.view.stateChanged(this),
@@ -43,12 +69,13 @@ export class Conversation {
     };
   }
 
+  /** @param {string} text @param {HTMLElement} place */
   async copy(text, place) {
     try {
       await navigator.clipboard.writeText(text);
       toast("copied");
     } catch {
-      getSelection().selectAllChildren(place);
+      getSelection()?.selectAllChildren(place);
       toast("Selected. Copy it with the keyboard.");
     }
   }
@@ -67,7 +94,8 @@ export class Conversation {
     }
     on("runs", (items) => this.onRuns(items), this.signal);
     this.onRuns([...runs.values()]);
-    for (const kind of ["approvals", "questions"]) on(kind, () => this.look(), this.signal);
+    on("approvals", () => this.look(), this.signal);
+    on("questions", () => this.look(), this.signal);
     const timer = setInterval(() => this.tick(), 1000);
     this.signal.addEventListener("abort", () => clearInterval(timer), { once: true });
     this.view.stateChanged(this);
@@ -80,9 +108,10 @@ export class Conversation {
   /** The view of the last run, for the line about its cost. */
   get lastRun() { return this.current?.view || this.live.at(-1)?.view || this.last || null; }
 
+  /** @param {Api.RunView[]} items */
   onRuns(items) {
     const mine = items.filter((run) => run.session_id === this.session.id)
-      .sort((a, b) => a.began_at - b.began_at);
+      .sort((a, b) => (a.began_at || 0) - (b.began_at || 0));
     for (const run of mine) {
       const known = this.live.find((one) => one.id === run.run_id);
       if (known) known.update(run);
@@ -90,20 +119,24 @@ export class Conversation {
     }
   }
 
-  /** Whether a run is not in the history: compared with its runs, as clocks may differ. */
+  /**
+   * Whether a run is not in the history: compared with its runs, as clocks may differ.
+   * @param {Api.RunView} run
+   */
   isNew(run) {
     if (this.seen.has(run.run_id)) return false;
-    return run.state !== "ended" || run.began_at >= (this.last?.began_at ?? 0);
+    return run.state !== "ended" || (run.began_at || 0) >= (this.last?.began_at ?? 0);
   }
 
-  /** Add a run; runs are followed one after the other. */
+  /**
+   * Add a run; runs are followed one after the other.
+   * @param {Api.RunView} view
+   */
   add(view) {
     const known = this.live.find((one) => one.id === view.run_id);
     if (known) return known;
     this.seen.add(view.run_id);
-    const run = new LiveRun(view, this.act);
-    run.asking = new PendingRequests(run.waits, run.id, {
-      onNew: () => this.act.grew(), onNone: () => this.view.focusComposer() });
+    const run = new LiveRun(view, this.act, () => this.view.focusComposer());
     this.live.push(run);
     this.runs.append(run.element);
     run.asking.update();
@@ -141,7 +174,11 @@ export class Conversation {
     }
   }
 
-  /** Send a message: as a new run, or to steer the current run. */
+  /**
+   * Send a message: as a new run, or to steer the current run.
+   * @param {string} text @param {string} key @param {string} how
+   * @param {Api.AttachedImage[]} images
+   */
   async say(text, key, how, images) {
     const { current, session, signal } = this;
     this.stuck = true;
@@ -174,7 +211,7 @@ export class Conversation {
     this.log.addEventListener("scroll", () => this.placed(), { passive: true });
     // A user who opens a section wants to read it: stop following the end.
     this.log.addEventListener("click", (event) => {
-      if (event.target.closest("summary")) this.stuck = false;
+      if (inside(event, "summary")) this.stuck = false;
     });
     const sizes = new ResizeObserver(() => {
       if (this.stuck) this.log.scrollTop = this.log.scrollHeight;
@@ -188,7 +225,7 @@ export class Conversation {
   /** Check whether the end is visible: growth keeps following it, scrolling up does not. */
   placed() {
     const { scrollTop, clientHeight, scrollHeight } = this.log;
-    const { top = 0, height = 0 } = this.before || {};
+    const { top, height } = this.before;
     this.before = { top: scrollTop, height: scrollHeight };
     if (scrollTop + clientHeight >= scrollHeight - NEAR) this.stuck = true;
     else if (scrollTop < top - 1 && scrollHeight >= height) this.stuck = false;
@@ -202,7 +239,10 @@ export class Conversation {
     this.log.scrollTop = this.log.scrollHeight;
   }
 
-  /** Insert content above the visible part without moving it. */
+  /**
+   * Insert content above the visible part without moving it.
+   * @param {() => void} work
+   */
   keepingPlace(work) {
     const mark = this.history.element.firstElementChild || this.runs;
     const before = mark.getBoundingClientRect().top;

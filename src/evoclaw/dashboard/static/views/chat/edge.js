@@ -1,27 +1,39 @@
+// @ts-check
 // The chooser of the edge that a session works on.
 
 import { h, oneLine, replace } from "../../dom.js";
 import { fleet, on } from "../../live.js";
 import { select, toast } from "../../components.js";
 
+/** @type {[string, string][]} */
 const SELECTORS = [["any", "any edge that has the tool"], ["*", "the edges that the model names"]];
 
-/** The choices: the default edge, every other edge, and the selectors. */
+/**
+ * The choices: the default edge, every other edge, and the selectors.
+ * @param {string} chosen @returns {[string, string][]}
+ */
 function choices(chosen) {
   const edges = [...fleet.values()].sort((a, b) => (a.agent_id < b.agent_id ? -1 : 1));
+  /** @param {Api.EdgeView} edge */
   const named = (edge) => oneLine(edge.agent_id, 40) + (edge.online ? "" : " (offline)");
   const usual = edges.find((edge) => edge.default);
+  /** @type {[string, string][]} */
   const others = edges.filter((edge) => !edge.default).map((edge) => [edge.agent_id, named(edge)]);
   const known = new Set(["", ...others.map(([id]) => id), ...SELECTORS.map(([id]) => id)]);
+  /** @type {[string, string][]} */
+  const other = known.has(chosen) ? [] : [[chosen, oneLine(chosen, 40)]];
   return [["", usual ? named(usual) : "any edge, the same for the session"], ...others,
     ...SELECTORS.filter(([id]) => usual || id !== "any"),
-    ...(known.has(chosen) ? [] : [[chosen, oneLine(chosen, 40)]])];
+    ...other];
 }
 
 /** Shown while there are edges; `change(id)` may reject, then the choice goes back. */
 export class EdgeChooser {
+  /** @param {string} chosen @param {(id: string) => unknown} change @param {AbortSignal} signal */
   constructor(chosen, change, signal) {
-    Object.assign(this, { chosen, change, drawn: "" });
+    this.chosen = chosen;
+    this.change = change;
+    this.drawn = "";
     this.element = h("label", { class: "row small edge", hidden: true });
     on("fleet", () => this.draw(), signal);
     this.draw();
@@ -41,6 +53,7 @@ export class EdgeChooser {
     if (had) this.select.focus();
   }
 
+  /** @param {string} id */
   async choose(id) {
     const before = this.chosen;
     this.chosen = id;

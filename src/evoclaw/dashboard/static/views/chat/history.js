@@ -1,3 +1,4 @@
+// @ts-check
 // The history of a session: the last hundred messages, and older ones on demand.
 
 import { get } from "../../api.js";
@@ -7,14 +8,30 @@ import {
   Reply, ending, loopMessageKind, loopMessage, picturesOf, userMessage, showsCanvas, textOf,
 } from "./messages.js";
 
+/**
+ * Messages that are drawn together; `asked` is the message that started their run.
+ * @typedef {{run: Api.RunView|null, items: Api.NumberedMessage[], asked?: Api.NumberedMessage,
+ *   isLast?: boolean, element?: HTMLElement}} Group
+ */
+
 const PAGE_SIZE = 100;
 const MAX_GROUP_MESSAGES = 12; // messages that are drawn together
 const MAX_SKIPPED_RUNS = 20; // runs without messages between two with messages
 
 /** The messages of a session, except those of runs that have not ended. */
 export class History {
+  /** @param {string} sessionId @param {ChatActions} act @param {AbortSignal} signal */
   constructor(sessionId, act, signal) {
-    Object.assign(this, { sessionId, act, signal, first: 0, runs: [], nextRuns: "" });
+    this.sessionId = sessionId;
+    this.act = act;
+    this.signal = signal;
+    this.first = 0;
+    /** @type {Api.RunView[]} */
+    this.runs = [];
+    /** @type {Group|null} */
+    this.cutOff = null; // the last group of a run whose start is on an older page
+    this.hasCanvas = false;
+    this.nextRuns = "";
     this.element = h("div", { class: "history" });
     this.older = button("Older messages", () => this.loadOlder(), { tone: "plain" });
     this.older.hidden = true;
@@ -24,14 +41,15 @@ export class History {
   async load() {
     const page = await this.askRuns("");
     // Counted after the runs were read: a run that had ended by then has all its messages.
-    const path = `/v1/sessions/${this.sessionId}`;
-    const { messages } = await get(path, null, { signal: this.signal });
+    const { messages = 0 } = await get(`/v1/sessions/${this.sessionId}`, null,
+      { signal: this.signal });
     this.first = messages;
     this.runs = [...page];
     if (messages) await this.loadOlder();
     return page;
   }
 
+  /** @param {string} before */
   async askRuns(before) {
     const query = { session_id: this.sessionId, before, limit: PAGE_SIZE };
     const page = await get("/v1/runs", query, { signal: this.signal });
@@ -42,8 +60,8 @@ export class History {
   /** Load the page before the first message. */
   async loadOlder() {
     const end = this.first, start = Math.max(0, end - PAGE_SIZE);
-    const path = `/v1/sessions/${this.sessionId}/messages`;
-    const page = await get(path, { start, limit: end - start }, { signal: this.signal });
+    const page = await get(`/v1/sessions/${this.sessionId}/messages`,
+      { start, limit: end - start }, { signal: this.signal });
     const items = page.items.filter((one) => one.number < end);
     // Results belong to the reply with their calls: without it they come with the next page.
     while (start > 0 && items.length && items[0].message.role === "tool") items.shift();
@@ -62,10 +80,15 @@ export class History {
   /**
    * Group the messages by run: a user message that equals the text of a run starts its messages.
    * A long run has several groups, so that each can be left undrawn.
+   * @param {Api.NumberedMessage[]} items @returns {Group[]}
    */
   grouped(items) {
+    /** @type {Group[]} */
     const groups = [];
-    let group = null, of = []; // `of`: the groups of the run whose start is searched
+    /** @type {Group|null} */
+    let group = null;
+    /** @type {Group[]} */
+    let of = []; // the groups of the run whose start is searched
     for (const one of items.toReversed()) {
       const role = one.message.role, why = role === "user" ? loopMessageKind(one.message) : role;
       // The recalled notes of a run are stored just before its message.
@@ -77,31 +100,37 @@ export class History {
         of.unshift(group);
       }
       group.items.unshift(one);
-      const run = role === "user" && !group.asked && this.matched(textOf(one.message));
+      const run = one.message.role === "user" && !group.asked
+        && this.matched(textOf(one.message));
       if (!run) continue;
       group.asked = one;
       for (const each of of) each.run = run;
       if (this.cutOff) this.finish(this.cutOff, run);
-      else of.at(-1).isLast = true;
+      else of[of.length - 1].isLast = true;
       this.cutOff = null;
       of = [];
     }
-    if (of.length && !this.cutOff) this.cutOff = of.at(-1);
+    if (of.length && !this.cutOff) this.cutOff = of[of.length - 1];
     return groups;
   }
 
-  /** Show the ending of a run that started on another page. */
+  /**
+   * Show the ending of a run that started on another page.
+   * @param {Group} group @param {Api.RunView} run
+   */
   finish(group, run) {
     const end = ending(run, "", this.act);
     if (end) group.element?.append(end);
   }
 
+  /** @param {string} text */
   matched(text) {
     const index = this.runs.slice(0, MAX_SKIPPED_RUNS).findIndex((run) => run.asked === text);
     if (index < 0) return null;
     return this.runs.splice(0, index + 1)[index];
   }
 
+  /** @param {Group} group */
   section(group) {
     const { run, items, asked } = group;
     const made = h("section", { class: "run past",
@@ -110,11 +139,15 @@ export class History {
     for (const one of items) made.append(...this.shownOne(one, run, one === asked, shown));
     const end = group.isLast && ending(run, shown.lastText, this.act);
     if (end) made.append(end);
-    made.dataset.number = (asked || items[0]).number;
+    made.dataset.number = String((asked || items[0]).number);
     group.element = made;
     return made;
   }
 
+  /**
+   * @param {Api.NumberedMessage} options @param {Api.RunView|null} run @param {boolean} isAsked
+   * @param {{reply: Reply|null, lastText: string}} shown @returns {Element[]}
+   */
   shownOne({ number, message }, run, isAsked, shown) {
     if (message.role === "system") return [loopMessage(message.text, "start")];
     if (message.role === "user") return [this.shownUser(number, message, isAsked)];
@@ -130,6 +163,7 @@ export class History {
     return [shown.reply.element];
   }
 
+  /** @param {number} number @param {Api.UserMessage} message @param {boolean} isAsked */
   shownUser(number, message, isAsked) {
     const text = textOf(message), why = isAsked ? "" : loopMessageKind(message);
     if (why) return loopMessage(text, why);
@@ -138,10 +172,14 @@ export class History {
     return userMessage(text, { tools, pictures: picturesOf(message) });
   }
 
-  /** Remove the messages from this number on: a live run shows them. */
+  /**
+   * Remove the messages from this number on: a live run shows them.
+   * @param {number|null} number
+   */
   cut(number) {
+    if (number === null) return;
     for (const section of [...this.element.children]) {
-      if (Number(section.dataset.number) >= number) section.remove();
+      if (Number(section.getAttribute("data-number")) >= number) section.remove();
     }
     if (this.first > number) this.first = number;
     this.older.hidden = this.first === 0;

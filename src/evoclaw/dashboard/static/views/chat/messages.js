@@ -1,3 +1,4 @@
+// @ts-check
 // Messages as elements: of the user, of the loop, and of the model.
 
 import { h, oneLine, replace, setText } from "../../dom.js";
@@ -6,6 +7,7 @@ import { badge, button, fold, runBadge, textBlock } from "../../components.js";
 import { CallCard, picture } from "./call.js";
 import { Writer, written } from "./text.js";
 
+/** @type {{[kind: string]: string}} */
 const WHY = {
   confirm: "The loop asked whether the answer is complete",
   continue: "The loop asked to continue", evidence: "The loop asked for evidence",
@@ -20,28 +22,46 @@ const LOOP = [
   ["Go on with what is left.", "continue"], ["Go on: ", "continue"],
 ];
 
-/** The texts of a message's blocks. */
+/**
+ * The texts of a message's blocks.
+ * @param {{blocks?: Block[]}} message
+ */
 export const textOf = (message) =>
-  (message.blocks || []).map((block) => block.text || "").filter(Boolean).join("\n");
+  (message.blocks || []).map((block) => ("text" in block ? block.text : "")).filter(Boolean)
+    .join("\n");
 
-/** The images of a message, as elements. */
+/**
+ * The images of a message, as elements.
+ * @param {{blocks?: Block[]}} [message]
+ */
 export const picturesOf = (message) => (message?.blocks || [])
   .filter((block) => block.type === "image").map((block) => picture(block, "attached image"));
 
-/** Whether a result changed the canvas. */
+/**
+ * Whether a result changed the canvas.
+ * @param {Api.ToolResult} result
+ */
 export const showsCanvas = (result) =>
   !result.error && (result.name === "canvas" || result.name.endsWith(".canvas"));
 
-/** The kind of a message that the loop sent; empty for other messages. */
+/**
+ * The kind of a message that the loop sent; empty for other messages.
+ * @param {Message} message
+ */
 export function loopMessageKind(message) {
+  if (message.role !== "user") return "";
   const text = textOf(message);
   const found = LOOP.find(([start]) => text.startsWith(start));
   if (found) return found[1];
+  /** @param {Block} block */
   const remembered = (block) => block.label?.sources?.includes("memory");
-  return text && message.role === "user" && message.blocks.every(remembered) ? "memory" : "";
+  return text && message.blocks.every(remembered) ? "memory" : "";
 }
 
-/** A message of the user; `tools` are its buttons, `pictures` its images. */
+/**
+ * A message of the user; `tools` are its buttons, `pictures` its images.
+ * @param {string} text @param {{kind?: string, tools?: Child[], pictures?: Child[]}} [options]
+ */
 export function userMessage(text, { kind = "", tools = [], pictures = [] } = {}) {
   return h("div", { class: "said-by person" },
     h("div", { class: "bubble" },
@@ -51,7 +71,10 @@ export function userMessage(text, { kind = "", tools = [], pictures = [] } = {})
       kind === "steer" && h("span", { class: "soft small" }, "steered"), tools));
 }
 
-/** A message of the loop, collapsed. */
+/**
+ * A message of the loop, collapsed.
+ * @param {string} text @param {string} why
+ */
 export function loopMessage(text, why) {
   return h("div", { class: "note small" },
     fold(WHY[why] || WHY.unknown, () => textBlock(text, "message")));
@@ -59,8 +82,14 @@ export function loopMessage(text, why) {
 
 /** One reply of the model, complete or streaming, with its calls. */
 export class Reply {
+  /** @param {string} runId @param {ChatActions} act */
   constructor(runId, act) {
-    Object.assign(this, { runId, act, number: null, text: "", thought: "", cards: new Map() });
+    this.runId = runId;
+    this.act = act;
+    this.number = null;
+    this.text = "";
+    this.thought = "";
+    this.cards = new Map();
     this.thinking = h("div", { class: "thinking" });
     this.prose = h("div", { class: "prose" });
     this.calls = h("div", { class: "calls" });
@@ -73,19 +102,28 @@ export class Reply {
     this.fresh = "";
   }
 
-  /** Set the status line; empty hides it. */
+  /**
+   * Set the status line; empty hides it.
+   * @param {string} text
+   */
   setStatus(text) {
     this.status.hidden = !text;
     setText(this.status, text);
   }
 
-  /** Add a piece of text. */
+  /**
+   * Add a piece of text.
+   * @param {string} piece
+   */
   addText(piece) {
     this.text += piece;
     this.fresh += piece;
   }
 
-  /** Add a piece of reasoning. */
+  /**
+   * Add a piece of reasoning.
+   * @param {string} piece
+   */
   addThought(piece) {
     this.thought += piece;
   }
@@ -94,7 +132,10 @@ export class Reply {
   clear() {
     replace(this.prose);
     replace(this.thinking);
-    Object.assign(this, { text: "", fresh: "", thought: "", thoughtShown: null });
+    this.text = "";
+    this.fresh = "";
+    this.thought = "";
+    this.thoughtShown = null;
     this.writer = new Writer(this.prose);
   }
 
@@ -107,6 +148,7 @@ export class Reply {
     for (const card of this.cards.values()) card.draw();
   }
 
+  /** @param {string} label */
   drawThought(label) {
     if (!this.thoughtShown) {
       const words = h("span"), text = h("div", { class: "as-typed soft" });
@@ -118,7 +160,10 @@ export class Reply {
     setText(this.thoughtShown.text, this.thought);
   }
 
-  /** The reply is complete: keep the streamed text if it is the same. */
+  /**
+   * The reply is complete: keep the streamed text if it is the same.
+   * @param {Api.Reply} reply @param {number|null} number
+   */
   whole(reply, number) {
     this.draw();
     this.setStatus("");
@@ -136,12 +181,14 @@ export class Reply {
     if (text) this.addTools(text);
   }
 
+  /** @param {Api.ToolCall} call */
   addCall(call) {
     const card = new CallCard(call, this.runId);
     this.cards.set(call.id, card);
     this.calls.append(card.element);
   }
 
+  /** @param {string} text */
   addTools(text) {
     replace(this.tools,
       button("Copy", () => this.act.copy(text, this.prose), { tone: "plain tiny" }),
@@ -150,11 +197,15 @@ export class Reply {
   }
 }
 
-/** How a run ended, unless it completed. */
+/**
+ * How a run ended, unless it completed.
+ * @param {Api.RunView|null} run @param {string} lastText @param {ChatActions} act
+ */
 export function ending(run, lastText, act) {
-  if (run.state !== "ended" || run.stop === "completed" || !run.stop) return null;
+  if (!run || run.state !== "ended" || run.stop === "completed" || !run.stop) return null;
   const more = run.text && run.text.trim() !== lastText.trim() ? written(run.text) : null;
-  const again = run.asked && button("Try again", () => act.again(run.asked));
+  const { asked } = run;
+  const again = asked && button("Try again", () => act.again(asked));
   return h("div", { class: "ending" }, more,
     h("div", { class: "row" }, runBadge(run),
       h("span", { class: "grow soft" }, run.reason || ""),
@@ -162,10 +213,13 @@ export function ending(run, lastText, act) {
       again));
 }
 
-/** A line with the turns, calls, tokens, cost and duration of a run. */
+/**
+ * A line with the turns, calls, tokens, cost and duration of a run.
+ * @param {Api.RunView|null} run
+ */
 export function costLine(run) {
   if (!run) return null;
-  const took = run.ended_at ? duration(run.ended_at - run.began_at) : "";
+  const took = run.ended_at ? duration(run.ended_at - (run.began_at || 0)) : "";
   const facts = [
     some(run.turns || 0, "turn"), some(run.calls || 0, "call"),
     `${count(run.tokens_in || 0)} tokens in, ${count(run.tokens_out || 0)} out`,
@@ -177,12 +231,18 @@ export function costLine(run) {
     h("a", { href: `#/runs/${encodeURIComponent(run.run_id)}` }, "timeline")];
 }
 
-/** The line of a queued run. */
+/**
+ * The line of a queued run.
+ * @param {() => unknown} cancel
+ */
 export function queuedLine(cancel) {
   return h("div", { class: "row queued" }, badge("quiet", "queued"),
     h("span", { class: "soft small grow" }, "starts when the earlier runs have ended"),
     button("Cancel", cancel, { tone: "tiny" }));
 }
 
-/** The title of a session, or what stands for it. */
+/**
+ * The title of a session, or what stands for it.
+ * @param {Api.SessionView} session
+ */
 export const titleOf = (session) => oneLine(session.title || "(no title yet)", 80);

@@ -1,3 +1,4 @@
+// @ts-check
 // The approvals and questions that a run waits for, answered in the conversation.
 
 import { post } from "../../api.js";
@@ -8,16 +9,27 @@ import { badge, busy as press, button, field, fold, jsonBlock, textBlock }
   from "../../components.js";
 import { aboutCall } from "./call.js";
 
-/** Whether a run is the given one, or one of its sub-runs. */
+/**
+ * @typedef {{element: HTMLElement, announcement: string, left?: HTMLElement|null,
+ *   expires?: number}} PendingCard
+ */
+
+/**
+ * Whether a run is the given one, or one of its sub-runs.
+ * @param {string} runId @param {string} above
+ */
 function belongs(runId, above) {
   for (let id = runId, steps = 0; id && steps < 10; steps += 1) {
     if (id === above) return true;
-    id = runs.get(id)?.parent_run;
+    id = runs.get(id)?.parent_run || "";
   }
   return false;
 }
 
-/** The arguments of the call. */
+/**
+ * The arguments of the call.
+ * @param {Api.ApprovalView} approval
+ */
 function callArguments(approval) {
   const { arguments: args } = approval;
   const names = Object.keys(args);
@@ -28,29 +40,39 @@ function callArguments(approval) {
 
 /** The waiting approvals and questions of one run. */
 export class PendingRequests {
+  /**
+   * @param {HTMLElement} place @param {string} runId
+   * @param {{onNew: () => void, onNone: () => void}} options
+   */
   constructor(place, runId, { onNew, onNone }) {
-    Object.assign(this, { place, runId, onNew, onNone });
+    this.place = place;
+    this.runId = runId;
+    this.onNew = onNew;
+    this.onNone = onNone;
+    /** @type {Map<string, PendingCard>} */
     this.cards = new Map();
   }
 
   /** Update the cards; existing cards stay, with the text typed into them. */
   update() {
+    /** @type {Map<string, () => PendingCard>} */
     const wanted = new Map();
     for (const one of known.approvals) {
-      if (one.standing === "waiting" && belongs(one.run_id, this.runId)) wanted.set(one.id, one);
+      if (one.standing === "waiting" && belongs(one.run_id, this.runId)) {
+        wanted.set(one.id, () => this.approval(one));
+      }
     }
     for (const one of known.questions) {
-      if (belongs(one.run_id, this.runId)) wanted.set(one.id, one);
+      if (belongs(one.run_id, this.runId)) wanted.set(one.id, () => this.question(one));
     }
     for (const [id, card] of this.cards) if (!wanted.has(id)) this.remove(id, card);
-    for (const [id, one] of wanted) {
-      if (!this.cards.has(id)) this.add(id, one.tool ? this.approval(one) : this.question(one));
-    }
+    for (const [id, make] of wanted) if (!this.cards.has(id)) this.add(id, make());
   }
 
   /** The number of cards. */
   get size() { return this.cards.size; }
 
+  /** @param {string} id @param {PendingCard} card */
   add(id, card) {
     this.cards.set(id, card);
     this.place.append(card.element);
@@ -58,24 +80,31 @@ export class PendingRequests {
     this.onNew();
   }
 
+  /** @param {string} id @param {PendingCard} card */
   remove(id, card) {
     const had = card.element.contains(document.activeElement);
     this.cards.delete(id);
     card.element.remove();
     if (!had) return;
+    /** @type {HTMLElement|null} */
     const next = this.place.querySelector("button, input, textarea");
     if (next) next.focus();
     else this.onNone();
   }
 
-  /** Called once a second: update the time that is left. */
+  /**
+   * Called once a second: update the time that is left.
+   * @param {number} now
+   */
   tick(now) {
-    for (const { left, expires } of this.cards.values()) {
+    for (const { left, expires = 0 } of this.cards.values()) {
       if (left) setText(left, expires > now ? `expires in ${duration(expires - now)}` : "expired");
     }
   }
 
+  /** @param {Api.ApprovalView} one @returns {PendingCard} */
   approval(one) {
+    /** @param {string} decision */
     const answer = async (decision, reason = "") => {
       await post(`/v1/approvals/${one.id}/answer`, { decision, reason });
       announce({ once: "approved once", session: "approved for the session",
@@ -107,22 +136,28 @@ export class PendingRequests {
     return made;
   }
 
-  tickOne({ left, expires }) {
+  /** @param {PendingCard} options */
+  tickOne({ left = null, expires = 0 }) {
     setText(left, `expires in ${duration(Math.max(0, expires - Date.now() / 1000))}`);
   }
 
+  /**
+   * @param {Api.ApprovalView} one
+   * @param {(decision: string, reason?: string) => Promise<void>} answer
+   */
   choices(one, answer) {
     if (!may("human")) {
       return h("p", { class: "soft" },
         "Your token cannot answer this: it lacks the scope 'human'.");
     }
     const why = h("input", { type: "text", maxlength: "2000", autocomplete: "off" });
+    const denied = h("button", { class: "danger" }, "Deny");
     const deny = h("form", { class: "row deny", hidden: true },
       h("div", { class: "grow" }, field("Reason, shown to the model", why)),
-      h("button", { class: "danger" }, "Deny"));
+      denied);
     deny.addEventListener("submit", (event) => {
       event.preventDefault();
-      press(deny.querySelector("button"), () => answer("deny", why.value));
+      press(denied, () => answer("deny", why.value));
     });
     const open = button("Deny…", () => {
       deny.hidden = !deny.hidden;
@@ -134,6 +169,7 @@ export class PendingRequests {
       button("For the session", () => answer("session"), { title: one.covers }), open, deny];
   }
 
+  /** @param {Api.QuestionView} one @returns {PendingCard} */
   question(one) {
     const name = `question-${one.id}`, options = one.options || [];
     const inputs = options.map((text) => h("input", { value: text, name,
@@ -153,17 +189,18 @@ export class PendingRequests {
       const card = this.cards.get(one.id);
       if (card) this.remove(one.id, card);
     };
+    const go = h("button", { class: "primary" }, "Answer");
     const element = h("form", { class: "wait card" },
       h("fieldset", null,
         h("legend", null, badge("warn", "question"), " ", h("strong", null, one.text)),
         options.map((text, index) => h("label", { class: "check" }, inputs[index], ` ${text}`)),
         hasWords && field(options.length ? "Or in your own words" : "Your answer", words)),
       problem, may("human")
-        ? h("div", { class: "row" }, h("button", { class: "primary" }, "Answer"))
+        ? h("div", { class: "row" }, go)
         : h("p", { class: "soft" }, "Your token cannot answer this: it lacks the scope 'human'."));
     element.addEventListener("submit", (event) => {
       event.preventDefault();
-      press(element.querySelector("button"), send);
+      press(go, send);
     });
     return { element, announcement: `A question: ${one.text}` };
   }

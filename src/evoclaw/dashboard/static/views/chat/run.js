@@ -1,13 +1,18 @@
+// @ts-check
 // A live run: its event stream, rendered as elements.
 
-import { follow, get, postEmpty } from "../../api.js";
+import { follow, get, pause, postEmpty } from "../../api.js";
 import { announce, h, oneLine, perFrame, replace } from "../../dom.js";
 import { button, failed } from "../../components.js";
+import { PendingRequests } from "./pending.js";
 import {
   Reply, ending, queuedLine, loopMessage, picturesOf, userMessage, showsCanvas, textOf,
 } from "./messages.js";
 
-/** A signal that aborts with another one, or when the tab is hidden, to save connections. */
+/**
+ * A signal that aborts with another one, or when the tab is hidden, to save connections.
+ * @param {AbortSignal} signal
+ */
 function whileSeen(signal) {
   const made = new AbortController();
   const look = () => { if (document.hidden) made.abort(); };
@@ -17,20 +22,37 @@ function whileSeen(signal) {
   return made.signal;
 }
 
-/** Wait until the tab is visible. */
+/**
+ * Wait until the tab is visible.
+ * @param {AbortSignal} signal
+ */
 function untilSeen(signal) {
-  return new Promise((resolve) => {
+  return /** @type {Promise<void>} */ (new Promise((resolve) => {
     const look = () => { if (!document.hidden || signal.aborted) resolve(); };
     document.addEventListener("visibilitychange", look, { signal });
     signal.addEventListener("abort", look, { once: true });
     look();
-  });
+  }));
 }
 
 /** A run that has not ended, or has just ended; `act` has the actions of the view. */
 export class LiveRun {
-  constructor(view, act) {
-    Object.assign(this, { view, act, seq: 0, next: null, reply: null, lastText: "", steers: [] });
+  /** @param {Api.RunView} view @param {ChatActions} act @param {() => void} onNone */
+  constructor(view, act, onNone) {
+    this.view = view;
+    this.act = act;
+    this.seq = 0;
+    /** @type {number|null} */
+    this.next = null; // the number of the next message, once it is known
+    /** @type {Reply|null} */
+    this.reply = null;
+    this.watched = false;
+    this.finished = false;
+    /** @type {number|null} */
+    this.opening = null; // how many messages the run started with
+    this.lastText = "";
+    /** @type {{text: string, element: HTMLElement}[]} */
+    this.steers = [];
     this.turns = h("div", { class: "turns" });
     this.pending = h("div", { class: "turns" });
     this.waits = h("div", { class: "waits" });
@@ -38,6 +60,7 @@ export class LiveRun {
     this.element = h("section", { class: "run", "aria-label": oneLine(view.asked || "run", 60) },
       this.said = this.asked(), this.turns, this.pending, this.waits, this.foot);
     this.drawSoon = perFrame(() => this.reply?.draw());
+    this.asking = new PendingRequests(this.waits, this.id, { onNew: () => act.grew(), onNone });
     this.shown();
   }
 
@@ -46,17 +69,21 @@ export class LiveRun {
   get ended() { return this.view.state === "ended"; }
 
   asked() {
-    if (!this.view.asked) return null;
+    const { asked } = this.view;
+    if (!asked) return null;
     const tools = [button("Ask differently", () =>
-      this.act.branch(this.start, "user", this.view.asked), { tone: "plain tiny",
+      this.act.branch(this.start, "user", asked), { tone: "plain tiny",
       title: "Continue before this in a new session, with another text" })];
-    return userMessage(this.view.asked, { tools });
+    return userMessage(asked, { tools });
   }
 
   /** The number of the user message, once it is known. */
-  get start() { return this.opening === undefined ? null : this.opening - 1; }
+  get start() { return this.opening === null ? null : this.opening - 1; }
 
-  /** Update the view of the run. */
+  /**
+   * Update the view of the run.
+   * @param {Api.RunView} view
+   */
   update(view) {
     if (this.ended && view.state !== "ended") return; // the stream is newer
     this.view = { ...this.view, ...view };
@@ -68,12 +95,16 @@ export class LiveRun {
     const cancel = () => postEmpty(`/v1/runs/${this.id}/cancel`);
     replace(this.foot, this.view.state === "queued" ? queuedLine(cancel)
       : ending(this.view, this.lastText, this.act));
-    this.act.changed(this);
+    this.act.changed();
   }
 
-  /** Follow the run until all its records came, also if the list of runs says that it has ended. */
+  /**
+   * Follow the run until all its records came, also if the list of runs says that it has ended.
+   * @param {AbortSignal} signal
+   */
   async follow(signal) {
     const path = `/v1/runs/${this.id}/events?follow=true`;
+    /** @param {string} type @param {Api.Record} record */
     const onEvent = (type, record) => this.take(type, record);
     try {
       for (let complete = false; !complete && !signal.aborted;) {
@@ -86,34 +117,39 @@ export class LiveRun {
         }
         this.update(await get(`/v1/runs/${this.id}`, null, { signal }));
         complete = this.finished || wasEnded;
-        if (!this.ended) await new Promise((resolve) => setTimeout(resolve, 500));
+        if (!this.ended) await pause(500, signal);
       }
     } catch (cause) {
       if (signal.aborted || cause.name === "AbortError") return;
-      this.view = { ...this.view, state: "ended" };
-      this.shown();
+      this.state("ended");
       replace(this.foot, failed(cause));
     }
     this.clearSteers();
   }
 
-  /** Apply one record. */
+  /**
+   * Apply one record.
+   * @param {string} type @param {Api.Record} record
+   */
   take(type, record) {
     if (record.seq <= this.seq) return;
     this.seq = record.seq;
-    this[`on_${type}`]?.(record.event, record.at);
+    /** @type {any} */ (this)[`on_${type}`]?.(record.event, record.at);
     this.act.grew();
   }
 
+  /** @param {Api.RunView["state"]} state */
   state(state, more = {}) {
     if (this.view.state === state && !Object.keys(more).length) return;
     this.view = { ...this.view, state, ...more };
     this.shown();
   }
 
+  /** @param {EventOf<"run_started">} event */
   on_run_started(event) {
     this.opening = this.next = event.messages.length;
-    if (this.said) this.said.firstElementChild.append(...picturesOf(event.messages.at(-1)));
+    const last = event.messages.at(-1);
+    if (last?.role === "user") this.said?.firstElementChild?.append(...picturesOf(last));
     this.act.cut(this.start);
     this.state("running");
   }
@@ -122,6 +158,7 @@ export class LiveRun {
     this.state("running", { stop: null });
   }
 
+  /** @param {EventOf<"turn_started">} options */
   on_turn_started({ turn }) {
     this.reply = null;
     this.open().setStatus("waiting for the model…");
@@ -137,26 +174,32 @@ export class LiveRun {
     return this.reply;
   }
 
+  /** @param {EventOf<"text_delta">} options */
   on_text_delta({ text }) {
     this.open().addText(text);
     this.drawSoon();
   }
 
+  /** @param {EventOf<"reasoning_delta">} options */
   on_reasoning_delta({ text }) {
     this.open().addThought(text);
     this.drawSoon();
   }
 
+  /** @param {EventOf<"reply_retried">} options */
   on_reply_retried({ reason, attempt, wait }) {
-    this.open().clear();
-    this.reply.setStatus(`The reply broke off: ${oneLine(reason, 200)}. `
+    const reply = this.open();
+    reply.clear();
+    reply.setStatus(`The reply broke off: ${oneLine(reason, 200)}. `
       + `Retrying (attempt ${attempt}${wait ? `, after ${Math.round(wait * 10) / 10} s` : ""})…`);
   }
 
+  /** @param {EventOf<"reply_failed">} options */
   on_reply_failed({ reason }) {
     this.open().setStatus(`The model did not reply: ${oneLine(reason, 300)}`);
   }
 
+  /** @param {EventOf<"replied">} options */
   on_replied({ reply }) {
     const number = this.next;
     if (this.next !== null) this.next += 1 + (reply.calls || []).length;
@@ -164,49 +207,57 @@ export class LiveRun {
     if (reply.text) this.lastText = reply.text;
     const { usage = {}, cost } = reply;
     const { tokens_in = 0, tokens_out = 0 } = this.view;
-    const unpriced = this.view.cost === null || cost === undefined;
-    const known = unpriced ? null : (this.view.cost || 0) + cost;
+    const known = this.view.cost === null || typeof cost !== "number" ? null
+      : (this.view.cost || 0) + cost;
     this.state("running", { tokens_in: tokens_in + (usage.input || 0), cost: known,
       tokens_out: tokens_out + (usage.output || 0), turns: (this.view.turns || 0) + 1 });
   }
 
+  /** @param {string} id */
   card(id) {
     return this.reply?.cards.get(id);
   }
 
+  /** @param {EventOf<"call_judged">} event */
   on_call_judged(event) {
     this.card(event.call_id)?.judged(event);
   }
 
+  /** @param {EventOf<"approval_answered">} event */
   on_approval_answered(event) {
     this.card(event.call_id)?.answered(event);
   }
 
+  /** @param {EventOf<"call_started">} options @param {number} at */
   on_call_started({ call_id, machine }, at) {
     this.card(call_id)?.started(at, machine);
   }
 
+  /** @param {EventOf<"call_delayed">} event @param {number} at */
   on_call_delayed(event, at) {
     this.card(event.call_id)?.delayed(event, at);
   }
 
+  /** @param {EventOf<"call_output">} options */
   on_call_output({ call_id, text }) {
     this.card(call_id)?.output(text);
     this.drawSoon();
   }
 
+  /** @param {EventOf<"call_finished">} options @param {number} at */
   on_call_finished({ result }, at) {
     this.card(result.call_id)?.finished(result, at);
     if (showsCanvas(result)) this.act.canvas(this.act.isFresh(at));
     this.state("running", { calls: (this.view.calls || 0) + 1 });
   }
 
+  /** @param {EventOf<"prompted">} options */
   on_prompted({ message, why }) {
     const text = textOf(message);
     if (this.next !== null) this.next += 1;
     this.reply = null;
     this.turns.append(why === "steer" ? userMessage(text, { kind: "steer" })
-      : loopMessage(text, why));
+      : loopMessage(text, why || ""));
     const read = this.steers.findIndex((steer) => steer.text === text);
     if (why === "steer" && read >= 0) this.steers.splice(read, 1)[0].element.remove();
   }
@@ -216,6 +267,7 @@ export class LiveRun {
       "Older messages were shortened for the model; the history here is complete."));
   }
 
+  /** @param {EventOf<"run_finished">} event @param {number} at */
   on_run_finished(event, at) {
     const { stop, text, reason, turns, calls, usage = {}, cost } = event;
     const state = stop === "waiting" ? "waiting" : "ended";
@@ -231,7 +283,10 @@ export class LiveRun {
     announce(stop === "completed" ? oneLine(text, 400) : `${stop}. ${oneLine(reason || "", 200)}`);
   }
 
-  /** A steering message; it is shown as pending until the model has read it. */
+  /**
+   * A steering message; it is shown as pending until the model has read it.
+   * @param {string} text
+   */
   steered(text) {
     const element = userMessage(text, { kind: "steer" });
     element.classList.add("unheard");
@@ -244,7 +299,10 @@ export class LiveRun {
     this.steers = [];
   }
 
-  /** Called once a second while calls run. */
+  /**
+   * Called once a second while calls run.
+   * @param {number} now
+   */
   tick(now) {
     for (const card of this.reply?.cards.values() || []) card.tick(now);
   }

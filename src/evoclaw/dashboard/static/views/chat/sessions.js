@@ -1,3 +1,4 @@
+// @ts-check
 // The session list: the newest first, open ones marked.
 
 import { get } from "../../api.js";
@@ -8,14 +9,19 @@ import { badge, button, empty, failed } from "../../components.js";
 import { titleOf } from "./messages.js";
 
 const PAGE_SIZE = 50;
+/** @type {Api.SessionView[]} */
 let cached = []; // cached, so that the list is shown at once
 let next = "";
 window.addEventListener("evoclaw:left", () => { cached = []; next = ""; });
 
 /** The list; `open(id)` shows a session. */
 export class SessionList {
+  /** @param {(id: string) => unknown} open @param {AbortSignal} signal */
   constructor(open, signal) {
-    Object.assign(this, { open, signal, shownId: "" });
+    this.open = open;
+    this.signal = signal;
+    this.timer = 0;
+    this.shownId = "";
     this.rows = h("ul", { class: "sessions" });
     this.more = button("Older", () => this.load(next), { tone: "plain" });
     this.element = h("div", { class: "session-list" }, this.rows, this.more);
@@ -39,6 +45,7 @@ export class SessionList {
     }
   }
 
+  /** @param {Api.RunView[]} items */
   onRuns(items) {
     const ids = new Set(cached.map((session) => session.id));
     // Sub-runs have sessions that are not in this list.
@@ -53,13 +60,19 @@ export class SessionList {
     this.timer = setTimeout(() => this.load().catch(() => this.draw()), 400);
   }
 
-  /** Mark the session that is shown. */
+  /**
+   * Mark the session that is shown.
+   * @param {string} id
+   */
   mark(id) {
     this.shownId = id;
     this.draw();
   }
 
-  /** Add or update a session. */
+  /**
+   * Add or update a session.
+   * @param {Api.SessionView} session
+   */
   put(session) {
     const known = cached.some((one) => one.id === session.id);
     cached = known ? cached.map((old) => (old.id === session.id ? session : old))
@@ -67,14 +80,18 @@ export class SessionList {
     this.draw();
   }
 
-  /** Remove a session. */
+  /**
+   * Remove a session.
+   * @param {string} id
+   */
   drop(id) {
     cached = cached.filter((one) => one.id !== id);
     this.draw();
   }
 
   draw() {
-    const focused = this.rows.contains(document.activeElement) && document.activeElement.dataset.id;
+    const { activeElement: active } = document;
+    const focused = this.rows.contains(active) && active?.getAttribute("data-id");
     const states = new Map();
     for (const run of runs.values()) {
       if (run.state !== "ended") states.set(run.session_id, run.state);
@@ -82,11 +99,15 @@ export class SessionList {
     replace(this.rows, cached.length ? cached.map((one) => this.row(one, states.get(one.id)))
       : h("li", null, empty("No sessions yet.")));
     this.more.hidden = !next;
-    if (focused) this.rows.querySelector(`[data-id="${CSS.escape(focused)}"]`)?.focus();
+    for (const link of focused ? this.rows.querySelectorAll("a") : []) {
+      if (link.dataset.id === focused) link.focus();
+    }
   }
 
+  /** @param {Api.SessionView} session @param {string} [state] */
   row(session, state) {
-    const tones = { running: "busy", waiting: "warn", queued: "quiet" };
+    /** @type {{[state: string]: string}} */
+    const tones = { running: "busy", waiting: "warn" };
     const link = h("a", { href: `#/chat/${encodeURIComponent(session.id)}`,
       "aria-current": session.id === this.shownId && "true", data: { id: session.id } },
     h("span", { class: "title" }, titleOf(session)),

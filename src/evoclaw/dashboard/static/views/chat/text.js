@@ -1,3 +1,4 @@
+// @ts-check
 // Renders a streaming subset of Markdown as elements, line by line.
 
 import { clean, h } from "../../dom.js";
@@ -11,7 +12,10 @@ const QUOTE = /^>\s?(.*)$/;
 const INLINE = /(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)|\*\*(?=\S)(.+?)\*\*/g;
 const MAX_LINE_CHARS = 4000; // a longer line is shown as plain text
 
-/** A line with its inline code and bold words. */
+/**
+ * A line with its inline code and bold words.
+ * @param {string} line @returns {Child[]}
+ */
 function inline(line) {
   const text = clean(line), parts = [];
   if (text.length > MAX_LINE_CHARS) return [text];
@@ -25,14 +29,17 @@ function inline(line) {
   return parts.filter((part) => part !== "");
 }
 
-/** Copy the text of an element, or select it where the browser forbids the clipboard. */
+/**
+ * Copy the text of an element, or select it where the browser forbids the clipboard.
+ * @param {HTMLElement} element
+ */
 export function copyOf(element, label = "Copy") {
   return button(label, async () => {
     try {
       await navigator.clipboard.writeText(element.textContent);
       toast("copied");
     } catch {
-      getSelection().selectAllChildren(element);
+      getSelection()?.selectAllChildren(element);
       toast("Selected. Copy it with the keyboard.");
     }
   }, { tone: "plain tiny" });
@@ -40,17 +47,23 @@ export function copyOf(element, label = "Copy") {
 
 /** Renders streamed text. Only the incomplete last line is rendered again. */
 export class Writer {
+  /** @param {HTMLElement} place */
   constructor(place) {
     this.place = place;
     this.rest = "";
+    /** @type {any} */
     this.block = null; // the block that the next line may continue: {kind, element, …}
+    /** @type {HTMLElement|null} */
     this.tail = null; // shows the incomplete line
   }
 
-  /** Add a piece of text. */
+  /**
+   * Add a piece of text.
+   * @param {string} text
+   */
   write(text) {
     const lines = (this.rest + text).split("\n");
-    this.rest = lines.pop();
+    this.rest = lines.pop() || "";
     if (lines.length) this.undoTail();
     for (const line of lines) this.line(line);
     this.showTail();
@@ -79,9 +92,10 @@ export class Writer {
         more && (kind === "text" ? h("br") : document.createTextNode("\n")), text);
       (within ? element : this.place).append(this.tail);
     }
-    this.tail.lastChild.data = clean(this.rest);
+    if (this.tail.lastChild) this.tail.lastChild.textContent = clean(this.rest);
   }
 
+  /** @param {string} line */
   line(line) {
     if (this.block?.kind === "code") return this.codeLine(line);
     const fence = FENCE.exec(line);
@@ -103,6 +117,7 @@ export class Writer {
     this.words(quote ? "quote" : "text", quote ? quote[1] : line);
   }
 
+  /** @param {RegExpExecArray} options */
   openCode([, mark, rest]) {
     const [language] = rest.trim().split(/\s+/, 1);
     const code = h("code");
@@ -114,6 +129,7 @@ export class Writer {
     this.block = { kind: "code", element: code, mark };
   }
 
+  /** @param {string} line */
   codeLine(line) {
     const { element, mark } = this.block;
     const end = line.trim();
@@ -124,6 +140,7 @@ export class Writer {
     element.append(document.createTextNode(`${element.firstChild ? "\n" : ""}${clean(line)}`));
   }
 
+  /** @param {RegExpExecArray} options */
   item([, indent, mark, text]) {
     const ordered = /\d/.test(mark);
     if (this.block?.kind !== "list" || this.block.ordered !== ordered) {
@@ -138,6 +155,7 @@ export class Writer {
     this.block.element = made;
   }
 
+  /** @param {string} line */
   grid(line) {
     if (this.block?.kind !== "grid") {
       const element = h("pre", { class: "grid", tabindex: "0", role: "group",
@@ -149,6 +167,7 @@ export class Writer {
     element.append(document.createTextNode(`${element.firstChild ? "\n" : ""}${clean(line)}`));
   }
 
+  /** @param {string} kind @param {string} text */
   words(kind, text) {
     const goesOn = this.block?.kind === kind || (this.block?.kind === "list" && kind === "text");
     if (!goesOn) {
@@ -162,7 +181,10 @@ export class Writer {
   }
 }
 
-/** A whole text, as elements in a place of its own. */
+/**
+ * A whole text, as elements in a place of its own.
+ * @param {string} text
+ */
 export function written(text) {
   const place = h("div", { class: "prose" });
   const writer = new Writer(place);

@@ -1,3 +1,4 @@
+// @ts-check
 // The card of an edge, updated in place so that a heartbeat does not move the focus.
 
 import { post, postEmpty, withQuery } from "../../api.js";
@@ -7,16 +8,41 @@ import { fleet, may } from "../../live.js";
 import { badge, button, confirmed, edgeBadge, toast } from "../../components.js";
 import { sparkline } from "../../plot.js";
 
-const parts = new WeakMap(); // the elements of a card that change
+/**
+ * The elements of a card that change.
+ * @typedef {object} CardParts
+ * @property {HTMLElement} state
+ * @property {HTMLElement} summary
+ * @property {HTMLElement} load
+ * @property {HTMLElement} line
+ * @property {HTMLElement} machine
+ * @property {HTMLElement} seen
+ * @property {HTMLElement} tools
+ * @property {HTMLElement} note
+ * @property {HTMLElement} pinged
+ * @property {HTMLElement} approve
+ * @property {HTMLElement} ping
+ * @property {HTMLElement} revoke
+ * @property {Api.EdgeView} [edge]
+ */
 
-/** The load of an edge, as a text. */
+/** @type {WeakMap<HTMLElement, CardParts>} */
+const parts = new WeakMap();
+
+/**
+ * The load of an edge, as a text.
+ * @param {Api.EdgeView} edge
+ */
 export function loadText(edge) {
   const known = edge.room !== undefined && edge.room !== null;
   const room = known ? ` · accepts ${count(edge.room)} more` : "";
   return `${edge.in_flight || 0} running · ${edge.queued || 0} queued${room}`;
 }
 
-/** CPU, memory and uptime of an edge, as far as known. */
+/**
+ * CPU, memory and uptime of an edge, as far as known.
+ * @param {Api.EdgeView} edge
+ */
 export function machineText(edge) {
   const facts = [];
   if (edge.uptime_s) {
@@ -26,10 +52,16 @@ export function machineText(edge) {
   return facts.length ? facts.join(" · ") : "no machine data yet";
 }
 
-/** When the last heartbeat arrived. */
+/**
+ * When the last heartbeat arrived.
+ * @param {Api.EdgeView} edge
+ */
 export const seenText = (edge) => (edge.last_seen ? `seen ${ago(edge.last_seen)}` : "never seen");
 
-/** The recent load, as a sparkline. */
+/**
+ * The recent load, as a sparkline.
+ * @param {Api.EdgeView} edge @param {number} [width] @param {number} [height]
+ */
 export function loadLine(edge, width, height) {
   const loads = edge.loads || [];
   const most = loads.length ? Math.max(...loads) : 0;
@@ -37,9 +69,14 @@ export function loadLine(edge, width, height) {
     `load at the last ${some(loads.length, "heartbeat")}, at most ${most}`, width, height);
 }
 
-/** Make the card of an edge. */
+/**
+ * Make the card of an edge.
+ * @param {Api.EdgeView} edge
+ */
 export function edgeCard(edge) {
-  const id = edge.agent_id, mine = {
+  const id = edge.agent_id;
+  /** @type {CardParts} */
+  const mine = {
     state: h("span"), summary: h("p", { class: "edge-summary soft" }), load: h("span"),
     line: h("span", { class: "edge-line" }), machine: h("span"), seen: h("span"),
     tools: h("span"), note: h("span", { class: "edge-note" }),
@@ -62,9 +99,13 @@ export function edgeCard(edge) {
   return made;
 }
 
-/** Show an edge on its card as it is now. */
+/**
+ * Show an edge on its card as it is now.
+ * @param {HTMLElement} element @param {Api.EdgeView} edge
+ */
 export function showEdge(element, edge) {
-  const mine = parts.get(element), old = mine.edge;
+  const mine = parts.get(element), old = mine?.edge;
+  if (!mine) return;
   const waiting = edge.waiting || [], tools = edge.tools || [];
   mine.edge = edge;
   if (!old || old.online !== edge.online || old.state !== edge.state) {
@@ -86,12 +127,16 @@ export function showEdge(element, edge) {
   mine.revoke.hidden = edge.state === "revoked" || edge.state === "unknown" || !may("fleet:write");
 }
 
-/** Update the time since the last heartbeat. */
+/**
+ * Update the time since the last heartbeat.
+ * @param {HTMLElement} element
+ */
 export function tickEdge(element) {
   const mine = parts.get(element);
-  setText(mine.seen, seenText(mine.edge));
+  if (mine?.edge) setText(mine.seen, seenText(mine.edge));
 }
 
+/** @param {Api.EdgeView} edge */
 function noteOf(edge) {
   const { problem } = edge;
   if (problem) {
@@ -102,7 +147,10 @@ function noteOf(edge) {
   return deliveryBadge(edge);
 }
 
-/** Says of an edge that speaks only the basic messages that its calls may get lost. */
+/**
+ * Says of an edge that speaks only the basic messages that its calls may get lost.
+ * @param {Api.EdgeView} edge
+ */
 export function deliveryBadge(edge) {
   return edge.delivery_guarantees === false ? badge("quiet", "no delivery guarantees") : null;
 }
@@ -110,7 +158,10 @@ export function deliveryBadge(edge) {
 /** Whether the user may approve an edge's tools: only a person may. */
 export const mayApprove = () => may("fleet:write") && may("human");
 
-/** Ping an edge, and show the round-trip time. */
+/**
+ * Ping an edge, and show the round-trip time.
+ * @param {string} id @param {HTMLElement} place
+ */
 export async function ping(id, place) {
   setText(place, "pinging…");
   try {
@@ -121,8 +172,12 @@ export async function ping(id, place) {
   }
 }
 
-/** Approve the tools of an edge after confirmation; returns whether all are approved. */
+/**
+ * Approve the tools of an edge after confirmation; returns whether all are approved.
+ * @param {Api.EdgeView} [edge]
+ */
 export async function approveTools(edge) {
+  if (!edge) return false;
   const waiting = edge.waiting || [];
   const text = "Agents may then use these tools on the edge: "
     + `${waiting.map((name) => oneLine(name, 80)).join(", ")}.`;
@@ -137,7 +192,10 @@ export async function approveTools(edge) {
   return left === 0;
 }
 
-/** Revoke an edge after confirmation. */
+/**
+ * Revoke an edge after confirmation.
+ * @param {string} id
+ */
 export async function revoke(id) {
   const text = "It loses access at once: its tools are no longer offered and it cannot connect. "
     + "To use it again, invite and pair it again.";

@@ -1,7 +1,8 @@
+// @ts-check
 // One edge: status, tools, delegations and recent calls.
 
 import { get } from "../../api.js";
-import { h, oneLine, replace, setText, ticking } from "../../dom.js";
+import { h, lookup, oneLine, replace, setText, ticking } from "../../dom.js";
 import { ago, count, duration, millis, some } from "../../format.js";
 import { fleet, may, on } from "../../live.js";
 import { badge, button, edgeBadge, empty, figure, fold, jsonBlock, load, table, when }
@@ -9,25 +10,36 @@ import { badge, button, edgeBadge, empty, figure, fold, jsonBlock, load, table, 
 import { approveTools, deliveryBadge, loadLine, mayApprove, ping, revoke } from "./card.js";
 import { delegationTable } from "./map.js";
 
+/**
+ * The elements of the head that change.
+ * @typedef {{head: HTMLElement, state: HTMLElement, says: HTMLElement, note: HTMLElement,
+ *   line: HTMLElement, pinged: HTMLElement, figures: {[name: string]: HTMLElement},
+ *   approve: HTMLElement, ping: HTMLElement, revoke: HTMLElement, old?: Api.EdgeView}} HeadRefs
+ */
+
 const MAX_RECENT = 40; // records that are shown
 
-/** Show one edge, updated live. */
+/**
+ * Show one edge, updated live.
+ * @param {HTMLElement} root @param {string} id @param {AbortSignal} signal
+ */
 export function edgePage(root, id, signal) {
   const back = h("p", { class: "edge-back" }, h("a", { href: "#/fleet" }, "← all edges"));
   const head = h("section", { class: "card edge-head", "aria-label": `State of ${id}` });
   const tools = h("section", { "aria-label": "Tools" });
   const asked = h("section", { "aria-label": "Delegations" });
   const lately = h("section", { "aria-label": "Recent calls" });
-  const refs = {};
+  /** @type {HeadRefs|null} */
+  let refs = null;
   let drawnTools = "";
   const draw = () => {
     const edge = fleet.get(id);
     if (!edge) {
       replace(head, empty(`There is no edge ${id}, or it has not connected yet.`));
-      delete refs.head;
+      refs = null;
       return;
     }
-    if (!refs.head) Object.assign(refs, headOf(head, id));
+    refs ||= headOf(head, id);
     showHead(refs, edge);
     const now = JSON.stringify([edge.tools, edge.approved, edge.waiting]);
     if (now !== drawnTools) {
@@ -37,12 +49,16 @@ export function edgePage(root, id, signal) {
   };
   replace(root, back, head, tools, asked, lately);
   on("fleet", draw, signal);
-  ticking(() => { if (refs.head && fleet.has(id)) showSeen(refs, fleet.get(id)); }, signal);
+  ticking(() => {
+    const edge = fleet.get(id);
+    if (refs && edge) showSeen(refs, edge);
+  }, signal);
   draw();
   showAsked(asked, id, signal);
   showLately(lately, id, signal);
 }
 
+/** @param {HTMLElement} place @param {string} id @param {AbortSignal} signal */
 function showAsked(place, id, signal) {
   const body = h("div");
   replace(place, h("h2", null, "Delegations in the last 24 hours"), body);
@@ -52,6 +68,7 @@ function showAsked(place, id, signal) {
   }, signal);
 }
 
+/** @type {{[name: string]: [string, (edge: Api.EdgeView) => string]}} */
 const FIGURES = {
   work: ["running", (edge) => String(edge.in_flight || 0)],
   queued: ["queued", (edge) => String(edge.queued || 0)],
@@ -62,15 +79,17 @@ const FIGURES = {
   seen: ["last seen", (edge) => ago(edge.last_seen)],
 };
 
+/** @param {HTMLElement} place @param {string} id @returns {HeadRefs} */
 function headOf(place, id) {
+  /** @type {HeadRefs} */
   const refs = { head: place, state: h("span"), says: h("p", { class: "soft" }),
     note: h("div", { role: "status" }), line: h("div", { class: "edge-line wide" }),
-    pinged: h("span", { class: "soft small", role: "status" }), figures: {} };
-  for (const [name, [text]] of Object.entries(FIGURES)) refs.figures[name] = figure(text, "");
-  refs.approve = button("Approve its tools…", () => approveTools(fleet.get(id)),
-    { tone: "primary" });
-  refs.ping = button("Ping", () => ping(id, refs.pinged));
-  refs.revoke = button("Revoke…", () => revoke(id), { tone: "danger" });
+    pinged: h("span", { class: "soft small", role: "status" }),
+    figures: Object.fromEntries(Object.entries(FIGURES)
+      .map(([name, [text]]) => [name, figure(text, "")])),
+    approve: button("Approve its tools…", () => approveTools(fleet.get(id)), { tone: "primary" }),
+    ping: button("Ping", () => ping(id, refs.pinged)),
+    revoke: button("Revoke…", () => revoke(id), { tone: "danger" }) };
   replace(place,
     h("div", { class: "row between" }, h("h2", { class: "edge-title" }, id), refs.state),
     refs.says, refs.note,
@@ -79,6 +98,7 @@ function headOf(place, id) {
   return refs;
 }
 
+/** @param {HeadRefs} refs @param {Api.EdgeView} edge */
 function showHead(refs, edge) {
   const { old } = refs;
   refs.old = edge;
@@ -104,10 +124,12 @@ function showHead(refs, edge) {
   refs.revoke.hidden = edge.state === "revoked" || edge.state === "unknown" || !may("fleet:write");
 }
 
+/** @param {HeadRefs} refs @param {Api.EdgeView} edge */
 function showSeen(refs, edge) {
   setText(refs.figures.seen.firstChild, FIGURES.seen[1](edge));
 }
 
+/** @param {HTMLElement} place @param {Api.EdgeView} edge @param {AbortSignal} signal */
 function showTools(place, edge, signal) {
   const names = [...new Set([...(edge.tools || []), ...(edge.approved || []),
     ...(edge.waiting || [])])].sort();
@@ -119,9 +141,14 @@ function showTools(place, edge, signal) {
       toolRow(name, edge, own.get(name), here.get(name)))), signal);
 }
 
-/** The tools as the edge describes them, and the orchestrator's tools of the same names. */
+/**
+ * The tools as the edge describes them, and the orchestrator's tools of the same names.
+ * @param {string} id @param {AbortSignal} signal
+ */
 async function described(id, signal) {
+  /** @param {{items: Api.ToolView[]}} options */
   const byName = ({ items }) => new Map(items.map((tool) => [tool.name, tool]));
+  /** @type {{items: Api.ToolView[]}} */
   const none = { items: [] };
   const [own, here] = await Promise.all([
     get(`/v1/fleet/${encodeURIComponent(id)}/tools`, null, { signal }),
@@ -129,6 +156,10 @@ async function described(id, signal) {
   return { own: byName(own), here: byName(here) };
 }
 
+/**
+ * @param {string} name @param {Api.EdgeView} edge @param {Api.ToolView} [own]
+ * @param {Api.ToolView} [here]
+ */
 function toolRow(name, edge, own, here) {
   const tool = own || here;
   const about = fold(h("span", { class: "edge-tool" }, h("code", null, name),
@@ -145,6 +176,7 @@ function toolRow(name, edge, own, here) {
   return h("li", null, about);
 }
 
+/** @param {string} name @param {Api.EdgeView} edge */
 function standing(name, edge) {
   if ((edge.waiting || []).includes(name)) return badge("warn", "waits for approval");
   if (!(edge.tools || []).includes(name)) return badge("quiet", "not offered now");
@@ -152,7 +184,8 @@ function standing(name, edge) {
   return badge("quiet", edge.state === "unknown" ? "no approval needed" : "not approved");
 }
 
-const RESULTS = { success: "good", waiting: "warn", denied: "bad" };
+const RESULTS = lookup({ success: "good", waiting: "warn", denied: "bad" });
+/** @type {Column<Api.JsonObject<any>>[]} */
 const COLUMNS = [
   { title: "when", cell: (row) => when(row.at) },
   { title: "by", cell: (row) => row.agent_id || "–" },
@@ -165,6 +198,7 @@ const COLUMNS = [
     ? h("a", { href: `#/runs/${encodeURIComponent(row.run_id)}` }, row.run_id.slice(0, 8)) : "–") },
 ];
 
+/** @param {Api.JsonObject<any>} row */
 function what(row) {
   const action = row.parameters?.action || "";
   const asked = action || row.parameters?.query || "";
@@ -173,6 +207,7 @@ function what(row) {
     row.error && h("span", { class: "edge-error small" }, oneLine(row.error, 140)));
 }
 
+/** @param {HTMLElement} place @param {string} id @param {AbortSignal} signal */
 function showLately(place, id, signal) {
   const body = h("div");
   const again = () => load(body, () => lately(id, signal), (rows) => (rows.length
@@ -184,7 +219,10 @@ function showLately(place, id, signal) {
   return replace(body, empty("Your token cannot read the audit log: it lacks 'audit:read'."));
 }
 
-/** Audit records of the edge itself, and calls that were sent to it. */
+/**
+ * Audit records of the edge itself, and calls that were sent to it.
+ * @param {string} id @param {AbortSignal} signal
+ */
 async function lately(id, signal) {
   const [own, sent] = await Promise.all([
     get("/v1/audit", { agent: id, limit: MAX_RECENT }, { signal }),
@@ -194,4 +232,5 @@ async function lately(id, signal) {
   return [...once.values()].sort((a, b) => b.seq - a.seq).slice(0, MAX_RECENT);
 }
 
+/** @param {unknown} target @param {string} id */
 const isFor = (target, id) => (Array.isArray(target) ? target.includes(id) : target === id);

@@ -1,3 +1,4 @@
+// @ts-check
 // Fleet: the edges, their load, waiting approvals, and delegations.
 
 import { h, perFrame, replace, setText, ticking } from "../../dom.js";
@@ -10,11 +11,15 @@ import { mapPage } from "./map.js";
 
 export const title = "Fleet";
 
-const HEIGHT = 196, MIN_WIDTH = 330; // of a card, in pixels
+const PHONE = matchMedia("(max-width: 720px)").matches;
+const HEIGHT = PHONE ? 208 : 196, MIN_WIDTH = 330; // of a card, in pixels
 const order = new Intl.Collator(undefined, { numeric: true }).compare;
+/** @param {Api.EdgeView} edge */
 const load = (edge) => (edge.in_flight || 0) + (edge.queued || 0);
+/** @param {Api.EdgeView} edge */
 const waits = (edge) => (edge.waiting || []).length > 0;
 
+/** @type {{[name: string]: [string, (edge: Api.EdgeView) => boolean]}} */
 const FILTERS = {
   all: ["all", () => true],
   online: ["online", (edge) => edge.online],
@@ -22,6 +27,7 @@ const FILTERS = {
   waiting: ["waiting for approval", waits],
   problem: ["with a problem", (edge) => Boolean(edge.problem)],
 };
+/** @type {{[name: string]: [string, (a: Api.EdgeView, b: Api.EdgeView) => number]}} */
 const SORTS = {
   name: ["name", () => 0],
   load: ["load, most first", (a, b) => load(b) - load(a)],
@@ -30,13 +36,17 @@ const SORTS = {
 };
 const wish = { text: "", filter: "all", sort: "name" }; // kept while an edge is shown
 
+/** @param {Api.EdgeView} edge */
 function care(edge) {
   if (edge.problem) return 3;
   if (waits(edge)) return 2;
   return edge.online ? 0 : 1;
 }
 
-/** Show the fleet, one edge (`#/fleet/EDGE`), or the delegations (`#/fleet?show=map`). */
+/**
+ * Show the fleet, one edge (`#/fleet/EDGE`), or the delegations (`#/fleet?show=map`).
+ * @param {HTMLElement} root @param {string[]} options @param {AbortSignal} signal
+ */
 export async function mount(root, [id], signal) {
   if (!may("fleet:read")) {
     replace(root, empty("Your token cannot see the fleet: it lacks the scope 'fleet:read'."));
@@ -45,13 +55,16 @@ export async function mount(root, [id], signal) {
   else listPage(root, signal);
 }
 
+/** @param {string} here */
 function tabs(here) {
+  /** @param {string} name @param {string} href @param {string} text */
   const link = (name, href, text) =>
     h("a", { href, "aria-current": here === name ? "page" : null }, text);
   return h("nav", { class: "tabs", "aria-label": "Fleet" },
     link("list", "#/fleet", "Edges"), link("map", "#/fleet?show=map", "Who delegates to whom"));
 }
 
+/** @param {HTMLElement} root @param {AbortSignal} signal */
 function listPage(root, signal) {
   const list = new VirtualList({ label: "edges", height: HEIGHT, narrowest: MIN_WIDTH,
     key: (edge) => edge.agent_id, render: edgeCard, update: showEdge });
@@ -78,10 +91,15 @@ function listPage(root, signal) {
   draw();
 }
 
+/** @param {() => void} draw @param {HTMLElement} shown */
 function tools(draw, shown) {
   const search = h("input", { type: "search", "aria-label": "Search edges", value: wish.text,
     placeholder: "name, kind, summary or tool", class: "grow" });
   search.addEventListener("input", () => { wish.text = search.value; draw(); });
+  /**
+   * @param {string} label @param {typeof FILTERS|typeof SORTS} options
+   * @param {"filter"|"sort"} key
+   */
   const choice = (label, options, key) => h("label", { class: "row small" }, label,
     select(Object.entries(options).map(([name, [text]]) => [name, text]), wish[key],
       (value) => { wish[key] = value; draw(); }));
@@ -96,6 +114,7 @@ function wanted() {
     .sort((a, b) => compare(a, b) || order(a.agent_id, b.agent_id));
 }
 
+/** @param {Api.EdgeView} edge @param {string[]} words */
 function says(edge, words) {
   if (!words.length) return true;
   const text = [edge.agent_id, edge.type, edge.summary, ...(edge.tools || [])]
@@ -110,12 +129,16 @@ function nothing() {
     h("p", null, h("a", { href: "#/settings/pair" }, "Pair a device")));
 }
 
+/** @type {[string, (edge: Api.EdgeView) => unknown][]} */
 const FIGURES = [
   ["edges", () => 1], ["online", (edge) => edge.online], ["waiting for approval", waits],
   ["with a problem", (edge) => edge.problem], ["running", (edge) => edge.in_flight || 0],
   ["queued", (edge) => edge.queued || 0]];
 
-/** Update the numbers of the fleet in place. */
+/**
+ * Update the numbers of the fleet in place.
+ * @param {HTMLElement} place
+ */
 function count(place) {
   const all = [...fleet.values()];
   if (!place.firstChild) replace(place, FIGURES.map(([name]) => figure(name, "0")));

@@ -1,3 +1,4 @@
+// @ts-check
 // The delegation graph: layers of agents and edges, and the same as a table.
 
 import { get } from "../../api.js";
@@ -6,17 +7,28 @@ import { count, percent, some } from "../../format.js";
 import { fleet, on } from "../../live.js";
 import { badge, button, empty, failed, select, table, when } from "../../components.js";
 
+/**
+ * @typedef {{name: string, depth: number, calls: number, kind: string}} MapNode
+ * @typedef {{nodes: MapNode[], links: Api.Delegation[], hidden: number}} DelegationMap
+ * @typedef {{x: number, y: number}} Spot
+ */
+
 const MAX_NODES = 60; // nodes that are drawn
 const ROW = 34, BOX = 24, TOP = 12, BETWEEN = 96, MAX_DEPTH = 4;
 const SPANS = [["86400", "the last 24 hours"], ["604800", "the last 7 days"],
   ["2592000", "the last 30 days"]];
 const wish = { span: "86400" };
 
-/** Show the graph, reloaded when runs change. */
+/**
+ * Show the graph, reloaded when runs change.
+ * @param {HTMLElement} root @param {HTMLElement} tabs @param {AbortSignal} signal
+ */
 export function mapPage(root, tabs, signal) {
   const drawing = h("div", { class: "map-place" }), rows = h("div");
   const summary = h("p", { class: "soft small", role: "status" });
-  let found = [], width = 0, asked = 0;
+  /** @type {Api.Delegation[]} */
+  let found = [];
+  let width = 0, asked = 0;
   const ask = async () => {
     asked = Date.now();
     try {
@@ -64,17 +76,24 @@ function legend() {
     "a wider line: more calls; dashed and marked ✕: some failed");
 }
 
+/** @param {Api.Delegation[]} found @param {DelegationMap} options */
 function sentence(found, { nodes, hidden }) {
   const calls = sum(found, "calls"), errors = sum(found, "errors");
   return `${some(calls, "call")}, ${errors} of them failed; ${some(nodes.length, "name")} drawn`
     + (hidden ? `, ${hidden} with fewer calls not drawn (all of them are in the table).` : ".");
 }
 
+/** @param {{[name: string]: any}[]} items @param {string} key */
 const sum = (items, key) => items.reduce((total, one) => total + one[key], 0);
 
-/** Choose the nodes and their columns: a source is left of its targets. */
+/**
+ * Choose the nodes and their columns: a source is left of its targets.
+ * @param {Api.Delegation[]} found @returns {DelegationMap}
+ */
 export function layered(found) {
+  /** @type {Map<string, number>} */
   const weight = new Map();
+  /** @type {Map<string, string>} */
   const kinds = new Map();
   for (const one of found) {
     for (const name of [one.source, one.target]) {
@@ -86,18 +105,21 @@ export function layered(found) {
   const chosen = new Set(heaviest.map(([name]) => name));
   const links = found.filter((one) => chosen.has(one.source) && chosen.has(one.target));
   const depth = depths([...chosen], links);
-  const nodes = [...chosen].map((name) => ({ name, depth: depth.get(name),
-    calls: weight.get(name), kind: kinds.get(name) || (fleet.has(name) ? "edge" : "agent") }));
+  const nodes = [...chosen].map((name) => ({ name, depth: depth.get(name) ?? 0,
+    calls: weight.get(name) ?? 0, kind: kinds.get(name) || (fleet.has(name) ? "edge" : "agent") }));
   return { nodes, links, hidden: weight.size - chosen.size };
 }
 
-/** The columns by depth; a cycle ends at the last column. */
+/**
+ * The columns by depth; a cycle ends at the last column.
+ * @param {string[]} names @param {Api.Delegation[]} links
+ */
 function depths(names, links) {
   const depth = new Map(names.map((name) => [name, 0]));
   for (let round = 1; round < MAX_DEPTH; round += 1) {
     for (const { source, target } of links) {
       if (source !== target && depth.get(source) === round - 1) {
-        depth.set(target, Math.max(depth.get(target), round));
+        depth.set(target, Math.max(depth.get(target) ?? 0, round));
       }
     }
   }
@@ -106,12 +128,15 @@ function depths(names, links) {
   return depth;
 }
 
+/** @param {DelegationMap} options @param {number} wide */
 function drawn({ nodes, links }, wide) {
   const width = Math.max(280, wide || 900);
   const columns = placed(nodes, links);
   const box = Math.min(220, (width - BETWEEN * (columns.length - 1)) / columns.length - 2);
   const tallest = Math.max(...columns.map((column) => column.length));
-  const height = tallest * ROW + TOP * 2, spots = new Map();
+  /** @type {Map<string, Spot>} */
+  const spots = new Map();
+  const height = tallest * ROW + TOP * 2;
   columns.forEach((column, index) => {
     const x = columns.length < 2 ? 1 : 1 + (index * (width - box - 2)) / (columns.length - 1);
     column.forEach((node, row) => spots.set(node.name,
@@ -121,29 +146,40 @@ function drawn({ nodes, links }, wide) {
   return s("svg", { class: "map", width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
     "aria-label": "who delegates to whom; the same as a table below" },
   links.map((one, index) => line(one, spots, box, most, 0.3 + 0.1 * (index % 5))),
-  nodes.map((node) => nodeOf(node, spots.get(node.name), box)));
+  nodes.map((node) => nodeOf(node, spots.get(node.name) || { x: 0, y: 0 }, box)));
 }
 
-/** Sort each column by its neighbours, to keep lines short. */
+/**
+ * Sort each column by its neighbours, to keep lines short.
+ * @param {MapNode[]} nodes @param {Api.Delegation[]} links
+ */
 function placed(nodes, links) {
+  /** @type {MapNode[][]} */
   const columns = [];
   for (const node of nodes) (columns[node.depth] ||= []).push(node);
   columns[0].sort((a, b) => b.calls - a.calls || (a.name < b.name ? -1 : 1));
   for (let index = 1; index < columns.length; index += 1) {
     const rank = new Map(columns[index - 1].map((node, at) => [node.name, at]));
+    /** @param {MapNode} node */
     const middle = (node) => {
       const found = links.filter((one) => one.target === node.name && rank.has(one.source));
       return found.length ? sum(found.map((one) => ({ at: rank.get(one.source) })), "at")
         / found.length : rank.size;
     };
     const middles = new Map(columns[index].map((node) => [node, middle(node)]));
-    columns[index].sort((a, b) => middles.get(a) - middles.get(b) || b.calls - a.calls);
+    columns[index].sort((a, b) =>
+      (middles.get(a) ?? 0) - (middles.get(b) ?? 0) || b.calls - a.calls);
   }
   return columns;
 }
 
+/**
+ * @param {Api.Delegation} one @param {Map<string, Spot>} spots @param {number} box
+ * @param {number} most @param {number} along
+ */
 function line(one, spots, box, most, along) {
   const from = spots.get(one.source), to = spots.get(one.target);
+  if (!from || !to) return null;
   const ahead = to.x > from.x;
   const x1 = from.x + box, x2 = ahead ? to.x : to.x + box;
   const bend = ahead ? (x2 - x1) / 2 : 36;
@@ -158,18 +194,23 @@ function line(one, spots, box, most, along) {
       bezier([from.y, from.y, to.y, to.y], along)));
 }
 
-/** Where a curve is, a share of its way along. */
+/**
+ * Where a curve is, a share of its way along.
+ * @param {number[]} options @param {number} t
+ */
 function bezier([a, b, c, d], t) {
   const u = 1 - t;
   return u * u * u * a + 3 * u * u * t * b + 3 * u * t * t * c + t * t * t * d;
 }
 
+/** @param {string} text @param {number} x @param {number} y */
 function mark(text, x, y) {
   const wide = text.length * 7.6 + 8;
   return [s("rect", { x: x - wide / 2, y: y - 8, width: wide, height: 16, rx: 8 }),
     s("text", { x, y: y + 4, "text-anchor": "middle" }, text)];
 }
 
+/** @param {MapNode} node @param {Spot} options @param {number} box */
 function nodeOf(node, { x, y }, box) {
   const isEdge = node.kind === "edge", edge = fleet.get(node.name);
   const sign = isEdge ? (edge?.online ? "●" : "○") : "◆";
@@ -183,6 +224,7 @@ function nodeOf(node, { x, y }, box) {
   return s("g", { class: kind }, inner);
 }
 
+/** @type {Column<Api.Delegation>[]} */
 const COLUMNS = [
   { title: "from", cell: (row) => row.source },
   { title: "to", cell: (row) => (row.kind === "edge"
@@ -194,7 +236,10 @@ const COLUMNS = [
   { title: "last", cell: (row) => when(row.last) },
 ];
 
-/** The delegations as a table. */
+/**
+ * The delegations as a table.
+ * @param {Api.Delegation[]} found
+ */
 export function delegationTable(found) {
   const sorted = [...found].sort((a, b) => b.calls - a.calls);
   return table("who delegates to whom, most calls first", COLUMNS, sorted.slice(0, 500));

@@ -1,3 +1,4 @@
+// @ts-check
 // Metrics of tools and requests, computed from the stored records.
 
 import { get } from "../../api.js";
@@ -13,7 +14,10 @@ const SPANS = [["3600", "last hour"], ["86400", "last 24 hours"], ["604800", "la
   ["2592000", "last 30 days"]];
 const SETTLE = 2000; // milliseconds after the end of a run before reloading
 
-/** Show the metrics of a period, reloaded when runs end. */
+/**
+ * Show the metrics of a period, reloaded when runs end.
+ * @param {HTMLElement} root @param {string[]} _args @param {AbortSignal} signal
+ */
 export async function mount(root, _args, signal) {
   const place = h("div", { class: "metrics" });
   const look = () => load(place, () => figures(span.value, agent.value, signal), page, signal);
@@ -32,20 +36,24 @@ export async function mount(root, _args, signal) {
   await look();
 }
 
+/** @param {string} span @param {string} agent @param {AbortSignal} signal */
 function figures(span, agent, signal) {
   const since = Math.floor(Date.now() / 1000 - Number(span));
   return get("/v1/figures", { since, agent }, { signal });
 }
 
+/** @param {HTMLSelectElement} agent @param {AbortSignal} signal */
 async function fillAgents(agent, signal) {
   const found = await get("/v1/agents", null, { signal }).catch(() => ({ agents: [] }));
   for (const { name } of found.agents) agent.append(h("option", { value: name }, name));
 }
 
+/** @param {Api.MetricsView} found */
 function page(found) {
   return [summary(found.requests), plots(found), toolTable(found.tools)];
 }
 
+/** @param {Api.RequestSummary} all */
 function summary(all) {
   return h("section", { class: "card row figures", "aria-label": "All requests" },
     figure("requests", count(all.count)),
@@ -60,9 +68,12 @@ function summary(all) {
       all.unpriced ? `${all.unpriced} replies have no known price` : ""));
 }
 
+/** @param {Api.MetricsView} options */
 function plots({ series, tool_series: byTool, tools, requests }) {
+  /** @param {keyof Api.MetricsPoint} key */
   const over = (key) => series.map((one) => ({ at: one.at, value: one[key] }));
   const busiest = Object.entries(byTool || {}).slice(0, 6);
+  /** @param {keyof Api.ToolPoint} key */
   const latency = (key) => busiest.map(([name, points]) => (
     { name, points: points.map((one) => ({ at: one.at, value: one.calls ? one[key] : null })) }));
   const kinds = Object.entries(requests.error_types).sort((a, b) => b[1] - a[1]);
@@ -85,7 +96,9 @@ function plots({ series, tool_series: byTool, tools, requests }) {
   return h("div", { class: "plots" }, drawn.map((one) => h("div", { class: "card" }, one)));
 }
 
+/** @param {Api.ToolSummary[]} tools */
 function toolTable(tools) {
+  /** @param {Api.ToolSummary} one */
   const errors = (one) => Object.entries(one.errors).map(([kind, n]) => `${kind} ${n}`).join(", ");
   return h("section", { class: "card", "aria-label": "Per tool" }, h("h2", null, "Per tool"),
     table("metrics per tool", [

@@ -1,3 +1,4 @@
+// @ts-check
 // The actions of a run: stop, fork, check the replay, compare, download.
 
 import { get, post, postEmpty, text } from "../../api.js";
@@ -6,16 +7,20 @@ import { moment } from "../../format.js";
 import { may } from "../../live.js";
 import { badge, busy, button, dialog, failed, field, select, toast } from "../../components.js";
 
+/** @param {string} id */
 const path = (id, more = "") => `/v1/runs/${encodeURIComponent(id)}${more}`;
 
-/** The buttons of a run; `page` has the view, the recording and the signal. */
+/**
+ * The buttons of a run; `page` has the view, the recording and the signal.
+ * @param {RunPage} page
+ */
 export function actions(page) {
   const { view, signal } = page;
   const stop = button("■ Stop", async () => {
     const { cancelled } = await postEmpty(path(view.run_id, "/cancel"), { signal });
     toast(cancelled ? "The run is being cancelled." : "The run had already ended.");
   }, { tone: "danger" });
-  page.stop = stop;
+  page.stopButton = stop;
   const write = may("runs:write");
   stop.hidden = true;
   return [write && stop,
@@ -25,7 +30,10 @@ export function actions(page) {
     button("Download", () => download(view.run_id, signal))];
 }
 
-/** Replay a run from its records, and show whether the outcome is the same. */
+/**
+ * Replay a run from its records, and show whether the outcome is the same.
+ * @param {string} id @param {AbortSignal} signal
+ */
 async function checkReplay(id, signal) {
   const result = await postEmpty(path(id, "/replay"), { signal });
   dialog("Replay", result.same
@@ -36,7 +44,10 @@ async function checkReplay(id, signal) {
       h("p", { class: "soft" }, `The ${result.records} records before it are the same.`)]);
 }
 
-/** Ask where and how to fork a run, then open the new run. */
+/**
+ * Ask where and how to fork a run, then open the new run.
+ * @param {RunPage} page @param {number} [turn]
+ */
 export function forkDialog(page, turn) {
   const turns = page.recording.model.turns.map((one) => String(one.number));
   if (!turns.length) return toast("The run has no turns yet.");
@@ -59,6 +70,10 @@ export function forkDialog(page, turn) {
   page.signal.addEventListener("abort", () => made.close(), { once: true });
 }
 
+/**
+ * @param {RunPage} page @param {HTMLDialogElement} made @param {HTMLElement} problem
+ * @param {unknown} body
+ */
 async function fork(page, made, problem, body) {
   try {
     const run = await post(path(page.view.run_id, "/fork"), body, { signal: page.signal });
@@ -69,7 +84,10 @@ async function fork(page, made, problem, body) {
   }
 }
 
-/** Ask which run to compare with. */
+/**
+ * Ask which run to compare with.
+ * @param {Api.RunView} view @param {AbortSignal} signal
+ */
 async function chooseOther(view, signal) {
   const { items } = await get("/v1/runs", { limit: 100 }, { signal });
   const others = items.filter((one) => one.run_id !== view.run_id)
@@ -77,6 +95,7 @@ async function chooseOther(view, signal) {
       oneLine(one.asked || "(nothing)", 50)}`]);
   const list = select([["", "choose a run"], ...others], "");
   const typed = h("input", { type: "text", autocomplete: "off", class: "mono" });
+  /** @param {SubmitEvent} event */
   const go = (event) => {
     event.preventDefault();
     const other = typed.value.trim() || list.value;
@@ -91,7 +110,10 @@ async function chooseOther(view, signal) {
       h("div", { class: "row end" }, h("button", { class: "primary" }, "Compare"))));
 }
 
-/** Download a text as a file. */
+/**
+ * Download a text as a file.
+ * @param {string} name @param {string} content @param {string} kind
+ */
 export function saveText(name, content, kind) {
   const address = URL.createObjectURL(new Blob([content], { type: kind }));
   if (!address.startsWith("blob:")) throw new Error("only a text created here can be saved");
@@ -101,6 +123,7 @@ export function saveText(name, content, kind) {
   setTimeout(() => URL.revokeObjectURL(address), 10_000);
 }
 
+/** @param {string} id @param {AbortSignal} signal */
 async function download(id, signal) {
   const lines = await text(path(id, "/records"), { signal });
   saveText(`run-${id.replace(/[^\w.-]/g, "_")}.jsonl`, lines, "application/x-ndjson");

@@ -1,10 +1,16 @@
+// @ts-check
 // The boxes of a timeline: one for each turn and call, with labels and neighbours.
 
 import { duration, some } from "../../format.js";
 import { outcome, until } from "./model.js";
 import { callLabel, onMachine, OUTCOMES, turnLabel } from "./labels.js";
 
-/** The box of a turn or call between two times, in pixels by the scale. */
+/**
+ * The box of a turn or call between two times, in pixels by the scale.
+ * @param {Selected["kind"]} kind @param {{place: number, first: number}} thing
+ * @param {Box["row"]} row @param {number} from @param {number} to @param {number} scale
+ * @returns {Box}
+ */
 export function boxOf(kind, thing, row, from, to, scale) {
   const what = { kind, place: thing.place };
   const order = kind === "turn" ? thing.first * 2 : thing.first * 2 + 1 + thing.place * 1e-6;
@@ -12,7 +18,10 @@ export function boxOf(kind, thing, row, from, to, scale) {
     right: to * scale, order };
 }
 
-/** The classes, the accessible label and the text of a box. */
+/**
+ * The classes, the accessible label and the text of a box.
+ * @param {RunModel} run @param {GatheredBox} box
+ */
 export function boxWords(run, box) {
   if (box.many.length > 1) return gatheredWords(box, run);
   const { kind, place } = box.what;
@@ -29,21 +38,25 @@ export function boxWords(run, box) {
     `${OUTCOMES[how][1]} ${call.name}${onMachine(call)}${took}`];
 }
 
+/** @param {GatheredBox} box @param {RunModel} run */
 function gatheredWords(box, run) {
   if (box.row === "band") {
-    const [a, b] = [box.many[0], box.many.at(-1)].map((one) => run.turns[one.what.place].number);
+    const [a, b] = [box.many[0], box.many[box.many.length - 1]]
+      .map((one) => run.turns[one.what.place].number);
     return ["tl-band many", `turns ${a} to ${b}, too short to show separately: zoom in`, ""];
   }
   const label = `${some(box.many.length, "call")}, ${failures(run, box)} of them failed or denied`;
   return ["tl-bar many", `${label}: zoom in`, ""];
 }
 
+/** @param {RunModel} run @param {GatheredBox} options */
 const failures = (run, { many }) =>
   many.filter((one) => run.calls[one.what.place].result?.error).length;
 
 /**
  * The highlighted share of a box: of a turn the time before the first token, of a call the time
  * that it waited for a person, of several calls the failed ones.
+ * @param {RunModel} run @param {GatheredBox} box @param {number} scale
  */
 export function boxShare(run, box, scale) {
   if (box.row === "band") return part(thought(run, box, scale), box);
@@ -52,39 +65,50 @@ export function boxShare(run, box, scale) {
   }
   const call = run.calls[box.what.place];
   if (call.verdict !== "ask" || call.startedAt === null) return "";
-  return part((call.startedAt - run.began) * scale, box);
+  return part((call.startedAt - run.origin) * scale, box);
 }
 
+/** @param {RunModel} run @param {Box} options @param {number} scale */
 function thought(run, { what, right }, scale) {
   const { firstAt, repliedAt, endedAt } = run.turns[what.place];
   const first = firstAt ?? repliedAt ?? endedAt;
-  return first === null ? right : (first - run.began) * scale;
+  return first === null ? right : (first - run.origin) * scale;
 }
 
+/** @param {number} at @param {Box} options */
 const part = (at, { left, right }) =>
   `${(100 * Math.min(1, Math.max(0, (at - left) / (right - left)))).toFixed(1)}%`;
 
-/** The first turn that has not ended before a time (seconds from the start). */
+/**
+ * The first turn that has not ended before a time (seconds from the start).
+ * @param {RunModel} run @param {number} from @param {number} now
+ */
 export function firstInSight(run, from, now) {
   let low = 0, high = run.turns.length;
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (until(run.turns[middle], now) - run.began < from) low = middle + 1; else high = middle;
+    if (until(run.turns[middle], now) - run.origin < from) low = middle + 1; else high = middle;
   }
   return low;
 }
 
-/** Whether two selections are the same. */
+/**
+ * Whether two selections are the same.
+ * @param {Selected|null} a @param {Selected|null} b
+ */
 export const same = (a, b) => Boolean(a && b && a.kind === b.kind && a.place === b.place);
 
-/** The item `by` steps after the selected one, in the order of turns and their calls. */
+/**
+ * The item `by` steps after the selected one, in the order of turns and their calls.
+ * @param {RunModel|null} run @param {Selected|null} selected @param {number} by
+ * @returns {Selected|null}
+ */
 export function neighbour(run, selected, by) {
   if (!run || !run.turns.length) return null;
-  const last = run.turns.at(-1);
+  const last = run.turns[run.turns.length - 1];
   if (by === -Infinity || !selected) return { kind: "turn", place: 0 };
   if (by === Infinity) {
-    return last.calls.length ? { kind: "call", place: last.calls.at(-1) }
-      : { kind: "turn", place: last.place };
+    return lastOf(last);
   }
   const turnPlace = selected.kind === "turn" ? selected.place : run.calls[selected.place]?.turn;
   const turn = run.turns[turnPlace];
@@ -94,6 +118,13 @@ export function neighbour(run, selected, by) {
   if (at >= 0 && at < turn.calls.length) return { kind: "call", place: turn.calls[at] };
   const other = run.turns[turn.place + (at < 0 ? -1 : 1)];
   if (!other) return null;
-  return at < 0 && other.calls.length ? { kind: "call", place: other.calls.at(-1) }
-    : { kind: "turn", place: other.place };
+  return at < 0 ? lastOf(other) : { kind: "turn", place: other.place };
+}
+
+/**
+ * The last call of a turn, or the turn itself if it has none.
+ * @param {Turn} turn @returns {Selected}
+ */
+function lastOf({ calls, place }) {
+  return calls.length ? { kind: "call", place: calls[calls.length - 1] } : { kind: "turn", place };
 }

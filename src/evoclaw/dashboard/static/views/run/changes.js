@@ -1,8 +1,12 @@
+// @ts-check
 // A line diff of two values.
 
 const AROUND = 2; // unchanged context lines around a change
 
-/** Both values in pieces: ["same" or "changed", text]. */
+/**
+ * Both values in pieces: ["same" or "changed", text].
+ * @param {unknown} a @param {unknown} b
+ */
 export function changed(a, b) {
   const [left, right] = [a, b].map((one) => written(one).split("\n"));
   let first = 0, last = 0;
@@ -12,6 +16,7 @@ export function changed(a, b) {
   return [left, right].map((lines) => pieces(lines, first, last));
 }
 
+/** @param {string[]} lines @param {number} first @param {number} last @returns {string[][]} */
 function pieces(lines, first, last) {
   const before = lines.slice(0, first), middle = lines.slice(first, lines.length - last);
   const after = lines.slice(lines.length - last);
@@ -26,13 +31,17 @@ function pieces(lines, first, last) {
   return found;
 }
 
+/** @param {string[]} lines @param {boolean} more @param {boolean} atFront */
 function cut(lines, more, atFront) {
   const text = lines.join("\n");
   if (!more) return text;
   return atFront ? `…\n${text}` : `${text}\n…`;
 }
 
-/** A value as people read it: texts as they are, the rest as JSON. */
+/**
+ * A value as people read it: texts as they are, the rest as JSON.
+ * @param {unknown} value
+ */
 export function written(value) {
   if (value === null || value === undefined) return "none";
   if (typeof value === "string") return value;

@@ -1,3 +1,4 @@
+// @ts-check
 // Compares two runs: timelines on one scale, and their differences.
 
 import { get, text } from "../../api.js";
@@ -8,7 +9,12 @@ import { changed } from "./changes.js";
 import { Recording } from "./model.js";
 import { Timeline } from "./timeline.js";
 
-/** Show two runs side by side. */
+/** @typedef {{view: Api.RunView, run: RunModel, timeline: Timeline}} Compared */
+
+/**
+ * Show two runs side by side.
+ * @param {HTMLElement} root @param {string} a @param {string} b @param {AbortSignal} signal
+ */
 export async function mountCompare(root, a, b, signal) {
   const ids = [a, b].map(encodeURIComponent);
   const above = h("div", { class: "compare" }), below = h("section", { class: "card" });
@@ -19,6 +25,7 @@ export async function mountCompare(root, a, b, signal) {
     () => get(`/v1/runs/${ids[0]}/compare/${ids[1]}`, null, { signal }), differences, signal)]);
 }
 
+/** @param {string} id @param {AbortSignal} signal */
 async function fetched(id, signal) {
   const path = `/v1/runs/${encodeURIComponent(id)}`;
   const [view, lines] = await Promise.all([get(path, null, { signal }),
@@ -28,6 +35,7 @@ async function fetched(id, signal) {
   return { view, run: recording.model };
 }
 
+/** @param {{view: Api.RunView, run: RunModel}[]} found @param {AbortSignal} signal */
 function timelines(found, signal) {
   const total = Math.max(...found.map(({ run }) => (run.last ?? 0) - (run.began ?? 0)));
   const rows = found.map(({ view, run }, place) => {
@@ -46,7 +54,10 @@ function timelines(found, signal) {
       button("Fit", () => first.fit()))), rows.map(part)];
 }
 
-/** Give the other timelines the same scale and position. */
+/**
+ * Give the other timelines the same scale and position.
+ * @param {Timeline} moved @param {Compared[]} rows
+ */
 function alike(moved, rows) {
   for (const { timeline } of rows) {
     if (timeline === moved) continue;
@@ -59,6 +70,7 @@ function alike(moved, rows) {
   }
 }
 
+/** @param {Compared} options @param {number} place */
 function part({ view, run, timeline }, place) {
   const name = "AB"[place];
   const figures = [`${run.turns.length} turns`, `${run.ran} calls`,
@@ -72,6 +84,7 @@ function part({ view, run, timeline }, place) {
     h("p", { class: "small" }, figures), timeline.element);
 }
 
+/** @param {Api.RunComparison} options */
 function differences({ same, differences: found }) {
   if (same) {
     return [h("h2", null, "Differences"), empty("The runs are the same: turns, calls, results, "
@@ -85,12 +98,14 @@ function differences({ same, differences: found }) {
     h("h3", null, turn ? `Turn ${turn}` : "The whole run"), all.map(difference)))];
 }
 
+/** @param {Api.Difference} options */
 function difference({ what, a, b }) {
   const [left, right] = changed(a, b);
   return h("div", { class: "difference" }, h("h4", null, what),
     h("div", { class: "sides" }, side("A", left), side("B", right)));
 }
 
+/** @param {string} name @param {string[][]} pieces */
 function side(name, pieces) {
   return h("div", { class: "side" }, h("span", { class: "compare-name" }, name),
     h("pre", { class: "text", tabindex: "0", role: "region", "aria-label": `in ${name}` },

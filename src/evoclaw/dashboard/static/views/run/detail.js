@@ -1,6 +1,7 @@
+// @ts-check
 // The detail panel of the selected turn, call or record.
 
-import { h, replace, setText } from "../../dom.js";
+import { h, lookup, replace, setText } from "../../dom.js";
 import { count, duration, money, some } from "../../format.js";
 import { badge, button, copyButton, empty, facts, fold, jsonBlock, textBlock, verdictBadge, when,
 } from "../../components.js";
@@ -12,15 +13,23 @@ const TAIL = 20_000; // characters of a running call's output that are shown
 
 /** The panel. `page` has `select`, `fork` and `receipts`. */
 export class Detail {
+  /** @param {RunPage} page */
   constructor(page) {
     this.page = page;
     this.body = h("div", { class: "detail-body" });
     this.element = h("section", { class: "detail card", "aria-labelledby": "detail-title",
       id: "detail", tabindex: "-1" }, h("h2", { id: "detail-title" }, "Detail"), this.body);
+    /** @type {string|null} */
     this.shown = null;
+    /** @type {HTMLElement|null} */
+    this.growing = null; // shows a text that is still streaming
+    this.grown = 0;
   }
 
-  /** Shown while nothing is selected: the answer, once there is one. */
+  /**
+   * Shown while nothing is selected: the answer, once there is one.
+   * @param {RunModel} run
+   */
   overview(run) {
     const key = `run ${run.finished ? run.finished.at : ""}`;
     if (key === this.shown) return;
@@ -31,25 +40,39 @@ export class Detail {
       empty("Select a turn, a call or a record."));
   }
 
-  /** Show the selected item; it is rendered again only if it changed. */
+  /**
+   * Show the selected item; it is rendered again only if it changed.
+   * @param {RunModel} run @param {Selected|null} selected @param {Api.Record|null} record
+   */
   update(run, selected, record) {
     if (!selected && !record) return this.overview(run);
     const thing = selected && run[selected.kind === "turn" ? "turns" : "calls"][selected.place];
-    const kind = thing ? selected.kind : "record";
+    const kind = selected && thing ? selected.kind : "record";
     const state = thing ? stateOf(kind, thing, run) : "";
-    const key = `${kind} ${thing ? selected.place : ""} ${record ? record.seq : ""} ${state}`;
+    const key = `${kind} ${thing ? thing.place : ""} ${record ? record.seq : ""} ${state}`;
     if (key === this.shown) return this.grow(kind, thing);
     this.shown = key;
     const open = new Set([...this.body.querySelectorAll("details[open] > summary")]
       .map((one) => one.textContent));
     this.growing = null;
-    const parts = { turn: turnPart, call: callPart, record: notYet }[kind](this, thing, run);
+    const parts = this.parts(run, selected);
     replace(this.body, parts, record && fold("The record, as JSON", () => jsonBlock(record)));
     for (const one of this.body.querySelectorAll("details")) {
-      if (open.has(one.firstChild.textContent)) one.open = true;
+      if (open.has(one.firstChild?.textContent || "")) one.open = true;
     }
   }
 
+  /** @param {RunModel} run @param {Selected|null} selected */
+  parts(run, selected) {
+    const turn = selected?.kind === "turn" && run.turns[selected.place];
+    if (turn) return turnPart(this, turn, run);
+    const call = selected?.kind === "call" && run.calls[selected.place];
+    if (call) return callPart(this, call, run);
+    this.title("Record");
+    return null;
+  }
+
+  /** @param {string} kind @param {any} thing */
   grow(kind, thing) {
     if (!this.growing || !thing) return;
     const text = kind === "call" ? thing.output : thing.text;
@@ -61,11 +84,15 @@ export class Detail {
     if (atEnd) this.growing.scrollTop = this.growing.scrollHeight;
   }
 
+  /** @param {string} text */
   title(text) {
     setText(this.element.firstChild, text);
   }
 
-  /** A text that is still streaming. */
+  /**
+   * A text that is still streaming.
+   * @param {string} label
+   */
   growingText(label) {
     this.grown = -1;
     this.growing = h("pre", { class: "text", tabindex: "0", role: "region", "aria-label": label });
@@ -73,22 +100,26 @@ export class Detail {
   }
 }
 
+/** @param {string} kind @param {any} thing @param {RunModel} run */
 function stateOf(kind, thing, run) {
   if (kind === "turn") {
-    const calls = thing.calls.map((one) => outcome(run.calls[one], run)).join();
+    /** @type {number[]} */
+    const numbers = thing.calls;
+    const calls = numbers.map((one) => outcome(run.calls[one], run)).join();
     return `${turnState(thing, run)} ${thing.retries.length} ${calls}`;
   }
   return `${outcome(thing, run)} ${thing.verdict} ${thing.answers.length}`;
 }
 
-function notYet(detail) {
-  detail.title("Record");
-  return null;
-}
+/** @param {string} title @param {...Child} content */
+/** @param {Block} block */
+const blockText = (block) => ("text" in block ? block.text : "");
 
+/** @param {string} title @param {...Child} content */
 const part = (title, ...content) => h("div", { class: "detail-part" }, h("h3", null, title),
   content);
 
+/** @param {Detail} detail @param {Turn} turn @param {RunModel} run */
 function turnPart(detail, turn, run) {
   detail.title(`Turn ${turn.number}`);
   const { reply } = turn, usage = reply?.usage || {};
@@ -104,7 +135,7 @@ function turnPart(detail, turn, run) {
     turn.failed && part("No reply", h("p", { class: "bad-text" },
       `${turn.failed.kind}: ${turn.failed.reason}`)),
     turn.messages.map((one) => part(`Message before it${one.why ? ` (${one.why})` : ""}`,
-      textBlock((one.message.blocks || []).map((block) => block.text || "").join("\n"),
+      textBlock(one.message.blocks.map(blockText).join("\n"),
         "message"))),
     turn.retries.map((one) => part(`Retry (${one.attempt})`,
       h("p", null, `${one.kind}: ${one.reason}`))),
@@ -117,6 +148,7 @@ function turnPart(detail, turn, run) {
   ];
 }
 
+/** @param {Detail} detail @param {Turn} turn @param {RunModel} run */
 function callList(detail, turn, run) {
   return h("ul", { class: "call-list" }, turn.calls.map((place) => {
     const call = run.calls[place], [tone, , words] = OUTCOMES[outcome(call, run)];
@@ -126,6 +158,7 @@ function callList(detail, turn, run) {
   }));
 }
 
+/** @param {Detail} detail @param {Call} call @param {RunModel} run */
 function callPart(detail, call, run) {
   const how = outcome(call, run), [tone, , words] = OUTCOMES[how];
   detail.title(`Call ${call.name}${onMachine(call)}`);
@@ -143,18 +176,19 @@ function callPart(detail, call, run) {
     call.result && part("Result", resultBlocks(call.result)),
     call.result && receiptPart(call, detail.page),
     call.result?.details && Object.keys(call.result.details).length > 0
-      && fold("All details of the result", () => jsonBlock(call.result.details, "details")),
+      && fold("All details of the result", () => jsonBlock(call.result?.details, "details")),
   ];
 }
 
+/** @param {Call} call */
 function callFacts(call) {
   const details = call.result?.details || {};
-  const ran = call.startedAt !== null && call.endedAt !== null;
+  const { startedAt, endedAt } = call;
   const asked = call.verdict === "ask" ? call.from : call.judgedAt ?? call.askedAt;
-  const held = call.startedAt !== null ? call.startedAt - asked : 0;
+  const held = startedAt !== null && asked !== null ? startedAt - asked : 0;
   return [
-    ["started", call.startedAt === null ? "never ran" : when(call.startedAt)],
-    ["took", ran ? duration(call.endedAt - call.startedAt) : null],
+    ["started", startedAt === null ? "never ran" : when(startedAt)],
+    ["took", startedAt !== null && endedAt !== null ? duration(endedAt - startedAt) : null],
     ["on the device", details.elapsed_ms ? duration(details.elapsed_ms / 1000) : null],
     ["waited", held > 0.05 ? duration(held) : null],
     ["ran on", details.agent || call.machine], ["isolation", details.isolation],
@@ -164,6 +198,7 @@ function callFacts(call) {
   ];
 }
 
+/** @param {Call} call */
 function verdictPart(call) {
   if (!call.verdict) return null;
   return part("Verdict",
@@ -173,11 +208,12 @@ function verdictPart(call) {
       ANSWERS[one.decision] || `Answered ${one.decision}`, one.reason && `: ${one.reason}`)));
 }
 
-const ANSWERS = {
+const ANSWERS = lookup({
   pending: "Not answered yet", once: "Approved once",
   session: "Approved for the session", deny: "Denied",
-};
+});
 
+/** @param {Detail} detail @param {Call} call @param {string} how */
 function outputPart(detail, call, how) {
   if (how === "running") return part("Output", detail.growingText("output so far"));
   if (!call.output) return null;
@@ -187,6 +223,7 @@ function outputPart(detail, call, how) {
 
 const PICTURES = /^image\/(png|jpeg|gif|webp)$/;
 
+/** @param {Api.ToolResult} result */
 function resultBlocks(result) {
   return (result.blocks || []).map((block) => {
     if (block.type === "image") {
@@ -200,6 +237,7 @@ function resultBlocks(result) {
   });
 }
 
+/** @param {Block} options */
 function labelOf({ label }) {
   if (!label) return null;
   const words = [label.untrusted && "untrusted", label.private && "private"].filter(Boolean);

@@ -1,3 +1,4 @@
+// @ts-check
 // The list of a run's records.
 
 import { h } from "../../dom.js";
@@ -6,8 +7,9 @@ import { field, select } from "../../components.js";
 import { clock } from "./scale.js";
 import { isTrouble, says } from "./labels.js";
 
-const HEIGHT = 30;
+const HEIGHT = matchMedia("(max-width: 720px)").matches ? 41 : 30; // of a row, in pixels
 const PIECES = new Set(["text_delta", "reasoning_delta", "call_output"]);
+/** @type {{[kind: string]: [string, (record: Api.Record) => boolean]}} */
 const KINDS = {
   facts: ["without streamed text", (record) => !PIECES.has(record.event.type)],
   all: ["every record", () => true],
@@ -20,11 +22,24 @@ const KINDS = {
  * `following`: scroll with the end until the user scrolls away.
  */
 export class Events {
+  /**
+   * @param {Recording} recording @param {(record: Api.Record, number: number) => void} onSelect
+   * @param {boolean} following
+   */
   constructor(recording, onSelect, following) {
-    Object.assign(this, { recording, onSelect, position: null, seen: 0, following });
+    this.recording = recording;
+    this.onSelect = onSelect;
+    /** @type {number|null} */
+    this.position = null;
+    this.seen = 0;
+    this.following = following;
+    /** @type {Api.Record|null} */
     this.chosen = null;
+    /** @type {WeakMap<Api.Record, number>} */
     this.numbers = new WeakMap();
-    this.use("facts", false);
+    this.fits = KINDS.facts[1];
+    /** @type {Api.Record[]} */
+    this.items = [];
     this.list = new VirtualList({ label: "records of the run", height: HEIGHT,
       render: (record) => this.row(record), key: (record) => record.seq });
     const { element } = this.list;
@@ -43,14 +58,18 @@ export class Events {
     this.list.close();
   }
 
-  use(kind, redraw = true) {
+  /** @param {string} kind */
+  use(kind) {
     this.fits = KINDS[kind][1];
     this.items = [];
     this.seen = 0;
-    if (redraw) this.update(this.position);
+    this.update(this.position);
   }
 
-  /** Add new records, and mark the position of the replay; null is the end. */
+  /**
+   * Add new records, and mark the position of the replay; null is the end.
+   * @param {number|null} position
+   */
   update(position) {
     const { records } = this.recording;
     const grew = records.length > this.seen;
@@ -68,22 +87,33 @@ export class Events {
     if (moved && position !== null) this.list.scrollTo(this.before(position));
   }
 
+  /** @param {Api.Record} record */
+  number(record) {
+    return this.numbers.get(record) ?? 0;
+  }
+
   toEnd() {
     this.list.draw();
     this.list.element.scrollTop = this.list.element.scrollHeight;
   }
 
-  /** The index of the last listed record up to a position. */
+  /**
+   * The index of the last listed record up to a position.
+   * @param {number} position
+   */
   before(position) {
     let low = 0, high = this.items.length;
     while (low < high) {
       const middle = (low + high) >> 1;
-      if (this.numbers.get(this.items[middle]) <= position) low = middle + 1; else high = middle;
+      if (this.number(this.items[middle]) <= position) low = middle + 1; else high = middle;
     }
     return Math.max(0, low - 1);
   }
 
-  /** Select a record. */
+  /**
+   * Select a record.
+   * @param {Api.Record|null} record
+   */
   select(record) {
     this.chosen = record;
     this.mark();
@@ -93,15 +123,17 @@ export class Events {
     for (const { item, element } of this.list.drawn.values()) this.dress(element, item);
   }
 
+  /** @param {HTMLElement} element @param {Api.Record} record */
   dress(element, record) {
-    const number = this.numbers.get(record);
+    const number = this.number(record);
     element.classList.toggle("later", this.position !== null && number > this.position);
     element.classList.toggle("here", this.position !== null && number === this.position);
-    element.firstChild.ariaPressed = String(record === this.chosen);
+    element.firstElementChild?.setAttribute("aria-pressed", String(record === this.chosen));
   }
 
+  /** @param {Api.Record} record */
   row(record) {
-    const [name, text] = says(record), number = this.numbers.get(record);
+    const [name, text] = says(record), number = this.number(record);
     const elapsed = `+${clock(record.at - this.recording.records[0].at)}`;
     const trouble = isTrouble(record);
     const element = h("div", { class: `event ${trouble ? "trouble" : ""}` },
@@ -114,16 +146,18 @@ export class Events {
     return element;
   }
 
+  /** @param {KeyboardEvent} event */
   pressed(event) {
-    const by = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    const by = event.key === "ArrowDown" ? 1 : event.key === "ArrowUp" ? -1 : 0;
     if (!by || !this.items.length) return;
     event.preventDefault();
-    const at = this.items.indexOf(this.chosen);
+    const at = this.chosen ? this.items.indexOf(this.chosen) : -1;
     const next = Math.min(this.items.length - 1, Math.max(0, at < 0 ? 0 : at + by));
     const record = this.items[next];
     this.list.scrollTo(next);
     this.list.draw();
-    this.onSelect(record, this.numbers.get(record));
-    this.list.drawn.get(record.seq)?.element.firstChild.focus({ preventScroll: true });
+    this.onSelect(record, this.number(record));
+    const row = this.list.drawn.get(record.seq)?.element;
+    row?.querySelector("button")?.focus({ preventScroll: true });
   }
 }

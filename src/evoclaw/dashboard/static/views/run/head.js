@@ -1,3 +1,4 @@
+// @ts-check
 // The header of a run: message, status, metrics, budget, parent and sub-runs.
 
 import { get } from "../../api.js";
@@ -16,8 +17,11 @@ const FIGURES = {
 
 /** The head. */
 export class Head {
+  /** @param {Api.RunView} view @param {AbortSignal} signal */
   constructor(view, signal) {
-    Object.assign(this, { view, signal });
+    this.view = view;
+    this.signal = signal;
+    this.shown = this.reasonShown = this.relativesShown = "";
     this.state = h("span", { class: "run-state", role: "status" });
     this.actions = h("div", { class: "row run-actions" });
     this.reason = h("p", { class: "run-reason" });
@@ -51,7 +55,10 @@ export class Head {
       textBlock(text, "message"));
   }
 
-  /** Show the metrics of a run; `past`: at an earlier position of the replay. */
+  /**
+   * Show the metrics of a run; `past`: at an earlier position of the replay.
+   * @param {RunModel} run @param {number} now @param {boolean} past
+   */
   update(run, now, past) {
     const { stop, reason } = run.finished || {};
     const state = run.finished ? (stop === "waiting" ? "waiting" : "ended") : "running";
@@ -75,6 +82,7 @@ export class Head {
     }
   }
 
+  /** @param {string} reason @param {boolean} waits */
   drawReason(reason, waits) {
     const key = `${reason} ${waits}`;
     if (key === this.reasonShown) return;
@@ -97,6 +105,7 @@ export class Head {
     }
   }
 
+  /** @param {Api.RunView[]} children */
   drawRelatives(children, problem = "") {
     const { parent_run: parent } = this.view;
     // Rendered again only if it differs, so that a click does not miss.
@@ -114,8 +123,10 @@ export class Head {
   }
 }
 
+/** @param {string} id @param {string} text */
 const link = (id, text) => h("a", { href: `#/runs/${encodeURIComponent(id)}` }, text);
 
+/** @param {Api.AccountView} options */
 function budgetTable({ kinds, closed }) {
   const rows = Object.entries(kinds || {});
   if (!rows.length) return h("p", { class: "soft" }, "No spending recorded.");

@@ -1,10 +1,14 @@
+// @ts-check
 // The labels and symbols of a run, shared by its timeline, list and panel.
 
 import { oneLine } from "../../dom.js";
 import { duration, some } from "../../format.js";
 import { outcome } from "./model.js";
 
-/** By outcome: tone, symbol and text. */
+/**
+ * By outcome: tone, symbol and text.
+ * @type {{[outcome: string]: [string, string, string]}}
+ */
 export const OUTCOMES = {
   ok: ["good", "✓", "succeeded"],
   failed: ["bad", "✕", "failed"],
@@ -17,7 +21,10 @@ export const OUTCOMES = {
   queued: ["quiet", "○", "queued"],
 };
 
-/** A short summary of a call: its command, its path, or its first argument. */
+/**
+ * A short summary of a call: its command, its path, or its first argument.
+ * @param {{arguments?: Api.JsonObject<any>|null, written?: string}} call
+ */
 export function gist(call, limit = 60) {
   const given = call.arguments || parsed(call.written);
   if (typeof given === "string") return oneLine(given, limit);
@@ -28,14 +35,20 @@ export function gist(call, limit = 60) {
   return oneLine(mainArgument(given), limit);
 }
 
-/** The most descriptive argument of a call. */
+/**
+ * The most descriptive argument of a call.
+ * @param {Api.JsonObject<any>} given
+ */
 function mainArgument(given) {
   const first = ["command", "path", "pattern", "url", "query", "message", "tool"]
     .map((name) => given[name]).find((value) => typeof value === "string");
   return first ?? Object.values(given).find((one) => typeof one === "string") ?? "";
 }
 
-/** Arguments as the model wrote them; the text itself if it is not JSON. */
+/**
+ * Arguments as the model wrote them; the text itself if it is not JSON.
+ * @param {string} [written]
+ */
 export function parsed(written) {
   if (!written) return {};
   try {
@@ -46,10 +59,16 @@ export function parsed(written) {
   }
 }
 
-/** The machine of a call, to be put behind its name. */
+/**
+ * The machine of a call, to be put behind its name.
+ * @param {{machine?: string}} options
+ */
 export const onMachine = ({ machine }) => (machine ? ` on ${oneLine(machine, 40)}` : "");
 
-/** The accessible label of a call. */
+/**
+ * The accessible label of a call.
+ * @param {Call} call @param {RunModel} run
+ */
 export function callLabel(call, run) {
   const how = outcome(call, run);
   const turn = run.turns[call.turn];
@@ -61,7 +80,10 @@ export function callLabel(call, run) {
     + `${took}${gist(call) ? `: ${gist(call)}` : ""}`;
 }
 
-/** The state of a turn. */
+/**
+ * The state of a turn.
+ * @param {Turn} turn @param {RunModel} run
+ */
 export function turnState(turn, run) {
   if (turn.failed) return "no reply";
   if (turn.repliedAt === null) {
@@ -71,7 +93,10 @@ export function turnState(turn, run) {
   return turn.endedAt === null ? "calls are running" : "ended";
 }
 
-/** The accessible label of a turn. */
+/**
+ * The accessible label of a turn.
+ * @param {Turn} turn @param {RunModel} run
+ */
 export function turnLabel(turn, run) {
   const took = turn.repliedAt === null ? turnState(turn, run)
     : `reply after ${duration(turn.repliedAt - turn.startedAt)}`;
@@ -79,6 +104,7 @@ export function turnLabel(turn, run) {
   return `turn ${turn.number}: ${took}${again}, ${some(turn.calls.length, "call")}`;
 }
 
+/** @type {{[Type in Api.Record["event"]["type"]]: (event: EventOf<Type>) => string[]}} */
 const SAYS = {
   run_started: (e) => ["run started", e.model],
   run_resumed: (e) => ["run resumed", e.model],
@@ -98,24 +124,34 @@ const SAYS = {
     : `${e.machine} is online again`],
   call_output: (e) => ["output", e.text],
   call_finished: (e) => ["call ended", `${e.result.name}: ${e.result.error || "ok"}`],
-  prompted: (e) => ["message", (e.message.blocks || []).map((one) => one.text || "").join(" ")],
+  prompted: (e) => ["message",
+    e.message.blocks.map((one) => ("text" in one ? one.text : "")).join(" ")],
   context_trimmed: () => ["context trimmed", "older messages were shortened to fit"],
   run_finished: (e) => ["run ended", [e.stop, e.reason].filter(Boolean).join(" · ")],
 };
 
+/** @param {Api.Reply} reply */
 function replySays(reply) {
   const calls = (reply.calls || []).map((one) => one.name).join(", ");
   return [reply.text && oneLine(reply.text, 100), calls && `calls ${calls}`]
     .filter(Boolean).join(" · ");
 }
 
-/** A record as a name and a text. */
+/**
+ * A record as a name and a text.
+ * @param {Api.Record} options @returns {[string, string]}
+ */
 export function says({ event }) {
-  const [name, text] = (SAYS[event.type] || ((e) => [e.type, ""]))(event);
+  /** @type {(event: any) => string[]} */
+  const words = SAYS[event.type] || ((e) => [e.type, ""]); // of a newer version
+  const [name, text] = words(event);
   return [oneLine(name, 24), oneLine(text || "", 160)];
 }
 
-/** Whether a record is an error or a refusal. */
+/**
+ * Whether a record is an error or a refusal.
+ * @param {Api.Record} options
+ */
 export function isTrouble({ event }) {
   if (event.type === "call_finished") return Boolean(event.result.error);
   if (event.type === "call_judged") return event.verdict !== "allow";
@@ -124,5 +160,11 @@ export function isTrouble({ event }) {
   return ["reply_retried", "reply_failed", "call_delayed"].includes(event.type);
 }
 
-/** The call id of a record, or "". */
-export const callIdOf = ({ event }) => event.call_id || event.result?.call_id || "";
+/**
+ * The call id of a record, or "".
+ * @param {Api.Record} options
+ */
+export function callIdOf({ event }) {
+  if ("call_id" in event) return event.call_id;
+  return "result" in event ? event.result.call_id : "";
+}

@@ -1,6 +1,7 @@
+// @ts-check
 // The replay controls of a run: play, speed, and a slider over its records.
 
-import { h, setText } from "../../dom.js";
+import { h, inside, setText } from "../../dom.js";
 import { duration } from "../../format.js";
 import { button, select } from "../../components.js";
 import { says } from "./labels.js";
@@ -11,8 +12,19 @@ const FRAMES = 240; // how many frames `max` takes for a whole run
 
 /** The controls. `onMove(position)` is called on each move; null is the live end. */
 export class Player {
+  /**
+   * @param {Recording} recording @param {(position: number|null) => void} onMove
+   * @param {AbortSignal} signal
+   */
   constructor(recording, onMove, signal) {
-    Object.assign(this, { recording, onMove, position: null, playing: false, speed: "4" });
+    this.recording = recording;
+    this.onMove = onMove;
+    /** @type {number|null} */
+    this.position = null;
+    this.waited = 0; // seconds since the current record
+    this.before = 0; // the time of the last frame
+    this.playing = false;
+    this.speed = "4";
     this.play = button("▶ Play", () => this.toggle(), { label: "Replay the run" });
     this.range = h("input", { type: "range", min: "0", max: "0", step: "1",
       "aria-label": "Record", on: { input: () => this.go(Number(this.range.value)) } });
@@ -36,7 +48,10 @@ export class Player {
     return this.recording.records.length;
   }
 
-  /** Go to the state after `position` records; null or the last one is the end. */
+  /**
+   * Go to the state after `position` records; null or the last one is the end.
+   * @param {number|null} position
+   */
   go(position) {
     this.position = position === null || position >= this.total ? null : Math.max(0, position);
     this.waited = 0;
@@ -56,21 +71,25 @@ export class Player {
     requestAnimationFrame((time) => this.frame(time));
   }
 
+  /** @param {number} time */
   frame(time) {
     if (!this.playing) return;
     const elapsed = Math.max(0, time - this.before) / 1000;
     this.before = time;
     const next = this.speed === "max"
-      ? this.position + Math.max(1, Math.ceil(this.total / FRAMES))
+      ? (this.position ?? 0) + Math.max(1, Math.ceil(this.total / FRAMES))
       : this.later(elapsed * Number(this.speed));
     if (next !== this.position) this.move(next); else this.onMove(next); // the time advances
     if (this.playing) requestAnimationFrame((at) => this.frame(at));
   }
 
-  /** The position after so many more seconds. */
+  /**
+   * The position after so many more seconds.
+   * @param {number} seconds
+   */
   later(seconds) {
     const { records } = this.recording;
-    let position = this.position;
+    let position = this.position ?? 0;
     this.waited += seconds;
     while (position < records.length) {
       const gap = position === 0 ? 0 : records[position].at - records[position - 1].at;
@@ -82,22 +101,24 @@ export class Player {
     return position;
   }
 
+  /** @param {number} next */
   move(next) {
     const { waited } = this;
     this.go(next);
     this.waited = waited;
   }
 
+  /** @param {KeyboardEvent} event */
   pressed(event) {
-    if (event.target.tagName === "SELECT") return;
-    if (event.key === " " && event.target.tagName !== "BUTTON") {
+    if (inside(event, "select")) return;
+    if (event.key === " " && !inside(event, "button")) {
       event.preventDefault();
       this.toggle();
     }
-    const steps = { ArrowLeft: -1, ArrowRight: 1 };
-    if (event.target !== this.range && steps[event.key]) {
+    const by = event.key === "ArrowLeft" ? -1 : event.key === "ArrowRight" ? 1 : 0;
+    if (event.target !== this.range && by) {
       event.preventDefault();
-      this.go((this.position ?? this.total) + steps[event.key]);
+      this.go((this.position ?? this.total) + by);
     }
   }
 

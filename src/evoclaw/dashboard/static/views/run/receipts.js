@@ -1,3 +1,4 @@
+// @ts-check
 // The receipts that devices signed for a run's calls, and whether they are valid.
 
 import { get } from "../../api.js";
@@ -6,11 +7,19 @@ import { badge, facts, fold, jsonBlock, load, when } from "../../components.js";
 
 /** The receipts of a run, loaded when first needed, and again after more calls ended. */
 export class Receipts {
+  /** @param {string} runId @param {AbortSignal} signal */
   constructor(runId, signal) {
-    Object.assign(this, { runId, signal, asked: null, ended: -1 });
+    this.runId = runId;
+    this.signal = signal;
+    /** @type {Promise<Api.ReceiptList>|null} */
+    this.asked = null;
+    this.ended = -1;
   }
 
-  /** The receipts of one call; `ended`: the number of ended calls; `again`: reload. */
+  /**
+   * The receipts of one call; `ended`: the number of ended calls; `again`: reload.
+   * @param {Call} call @param {number} ended @param {boolean} again
+   */
   async of(call, ended, again) {
     if (!this.asked || this.ended !== ended || again) {
       this.ended = ended;
@@ -22,7 +31,10 @@ export class Receipts {
   }
 }
 
-/** The receipts of a call, below its result. */
+/**
+ * The receipts of a call, below its result.
+ * @param {Call} call @param {RunPage} page
+ */
 export function receiptPart(call, page) {
   if (call.startedAt === null) return null;
   const place = h("div", { class: "small" }, "…");
@@ -34,15 +46,19 @@ export function receiptPart(call, page) {
   return h("div", { class: "detail-part" }, h("h3", null, "Receipt"), more, place);
 }
 
-/** The orchestrator's check when the result arrived. */
+/**
+ * The orchestrator's check when the result arrived.
+ * @param {Call} call
+ */
 function checkedOnArrival(call) {
-  const details = call.result.details || {};
+  const details = call.result?.details || {};
   const several = Array.isArray(details.receipts) ? details.receipts : [];
   const all = [details.receipt, ...several].filter((one) => one && typeof one === "object");
   return all.length > 0 && h("p", { class: "row small" }, "on arrival:", all.map((one) =>
     badge(one.state === "valid" ? "good" : "bad", `${one.state}, ${one.agent} ${one.id || ""}`)));
 }
 
+/** @param {Api.ReceiptView} one */
 function receipt(one) {
   const valid = one.valid === null ? badge("quiet", "no known key")
     : badge(one.valid ? "good" : "bad", one.valid ? "valid" : "not valid");

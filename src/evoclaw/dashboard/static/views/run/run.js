@@ -1,9 +1,10 @@
+// @ts-check
 // One run: timeline, records and details; live, or as a replay.
 
 import { follow, get } from "../../api.js";
-import { h, perFrame, replace, setText } from "../../dom.js";
+import { h, perFrame, replace } from "../../dom.js";
 import { on } from "../../live.js";
-import { button, field, failed, load, select, toast } from "../../components.js";
+import { button, failed, load, select } from "../../components.js";
 import { actions, forkDialog } from "./actions.js";
 import { mountCompare } from "./compare.js";
 import { Detail } from "./detail.js";
@@ -19,7 +20,10 @@ export const title = "Run";
 
 const TICK = 200; // milliseconds between two redraws of a live run
 
-/** Show a run, or compare two. */
+/**
+ * Show a run, or compare two.
+ * @param {HTMLElement} root @param {string[]} args @param {AbortSignal} signal
+ */
 export async function mount(root, args, signal) {
   const [id, word, other] = args;
   if (word === "compare" && other) return mountCompare(root, id, other, signal);
@@ -28,9 +32,25 @@ export async function mount(root, args, signal) {
     (view) => new RunPage(view, signal).element, signal);
 }
 
-class RunPage {
+/** The page of a run. */
+export class RunPage {
+  /** @param {Api.RunView} view @param {AbortSignal} signal */
   constructor(view, signal) {
-    Object.assign(this, { view, signal, selected: null, record: null, position: null });
+    this.view = view;
+    this.signal = signal;
+    /** @type {Selected|null} */
+    this.selected = null;
+    /** @type {Api.Record|null} */
+    this.record = null;
+    /** @type {number|null} */
+    this.position = null;
+    /** @type {HTMLElement|null} */
+    this.stopButton = null;
+    this.ended = false;
+    this.detailKey = "";
+    this.detailAt = 0;
+    this.jump = select([["", "–"]], "", (place) => this.jumpTo(place));
+    this.follow = button("Follow the end", () => this.timeline.followEnd(), { tone: "plain" });
     this.recording = new Recording();
     this.receipts = new Receipts(view.run_id, signal);
     this.ahead = 0; // seconds that the orchestrator's clock is ahead of the browser's
@@ -51,8 +71,7 @@ class RunPage {
   }
 
   timelineCard() {
-    this.jump = select([["", "–"]], "", (place) => this.jumpTo(place));
-    this.follow = button("Follow the end", () => this.timeline.followEnd(), { tone: "plain" });
+    /** @param {string} text @param {number} factor @param {string} label */
     const zoom = (text, factor, label) =>
       button(text, () => this.timeline.zoom(factor), { label, title: label });
     return h("section", { class: "card tl-card", "aria-labelledby": "tl-title" },
@@ -92,6 +111,7 @@ class RunPage {
     }
   }
 
+  /** @param {Api.Record} record */
   take(record) {
     if (!this.recording.add(record)) return;
     const ahead = record.at - Date.now() / 1000;
@@ -99,6 +119,7 @@ class RunPage {
     this.draw();
   }
 
+  /** @param {Api.RunView[]} changed */
   onRuns(changed) {
     const found = changed.find((one) => one.run_id === this.view.run_id);
     if (found) this.view = this.head.view = found;
@@ -120,16 +141,20 @@ class RunPage {
   /** The current time of a live run, or the end of an ended one. */
   get present() {
     const { model } = this.recording;
-    if (model.began === null) return 0;
-    return this.isLive ? Math.max(model.last, Date.now() / 1000 + this.ahead) : model.last;
+    const last = model.last ?? 0;
+    return this.isLive && last ? Math.max(last, Date.now() / 1000 + this.ahead) : last;
   }
 
+  /** @param {number|null} position */
   move(position) {
     this.position = position;
     this.draw();
   }
 
-  /** Select a turn or a call. */
+  /**
+   * Select a turn or a call.
+   * @param {Selected|null} selected @param {Api.Record|null} [record]
+   */
   select(selected, record = null) {
     this.selected = selected;
     this.record = record;
@@ -138,26 +163,29 @@ class RunPage {
     this.draw();
   }
 
+  /** @param {Api.Record} record @param {number} number */
   choose(record, number) {
     const { model } = this.recording;
     const call = model.callOf(callIdOf(record)), turn = model.turnAt(number);
-    const selected = call ? { kind: "call", place: call.place }
-      : turn && { kind: "turn", place: turn.place };
-    this.select(selected || null, record);
+    if (call) this.select({ kind: "call", place: call.place }, record);
+    else this.select(turn && { kind: "turn", place: turn.place }, record);
   }
 
+  /** @param {string} place */
   jumpTo(place) {
     const { model } = this.recording, turn = model.turns[Number(place)];
     if (place === "" || !turn) return;
-    const from = turn.startedAt - model.began;
-    this.timeline.show(from, (turn.endedAt ?? this.present) - model.began);
+    const from = turn.startedAt - model.origin;
+    this.timeline.show(from, (turn.endedAt ?? this.present) - model.origin);
     this.select({ kind: "turn", place: turn.place });
   }
 
+  /** @param {number} [turn] */
   fork(turn) {
     forkDialog(this, turn);
   }
 
+  /** @param {Call} call @param {boolean} again */
   receiptsOf(call, again) {
     const { calls } = this.recording.model;
     return this.receipts.of(call, calls.filter((one) => one.result).length, again);
@@ -173,7 +201,7 @@ class RunPage {
     this.timeline.set(run, { now, total: present - began, lanes: recording.model.lanes.length,
       head: past ? now : null });
     this.head.update(run, now, past);
-    if (this.stop) this.stop.hidden = !this.isLive;
+    if (this.stopButton) this.stopButton.hidden = !this.isLive;
     this.player.show();
     this.events.update(position);
     this.drawDetail(run);
@@ -181,10 +209,13 @@ class RunPage {
     this.showFollowing();
   }
 
-  /** Redraw a growing panel at most five times a second. */
+  /**
+   * Redraw a growing panel at most five times a second.
+   * @param {RunModel} run
+   */
   drawDetail(run) {
     const now = performance.now(), key = `${JSON.stringify(this.selected)} ${this.record?.seq}`;
-    if (key === this.detailKey && now - (this.detailAt || 0) < TICK && this.isLive) return;
+    if (key === this.detailKey && now - this.detailAt < TICK && this.isLive) return;
     this.detailKey = key;
     this.detailAt = now;
     this.detail.update(run, this.selected, this.record);

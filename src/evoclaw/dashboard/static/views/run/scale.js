@@ -1,14 +1,19 @@
+// @ts-check
 // The time scale: ticks, and the grouping of bars that are too small to show separately.
 
 const STEPS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120,
   300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800];
+const MAX_STEP = STEPS[STEPS.length - 1];
 const TICK = 84; // pixels between two ticks, at least
 const MIN_BAR = 5; // pixels; a smaller bar is grouped with its neighbours
 const MAX_GROUP = 14; // pixels of a group at most, to keep the shape of the run
 
-/** The times of the ticks between `from` and `to` (seconds), by pixels per second. */
+/**
+ * The times of the ticks between `from` and `to` (seconds), by pixels per second.
+ * @param {number} from @param {number} to @param {number} scale
+ */
 export function ticks(from, to, scale) {
-  const step = STEPS.find((one) => one * scale >= TICK) || STEPS.at(-1);
+  const step = STEPS.find((one) => one * scale >= TICK) || MAX_STEP;
   const found = [];
   for (let at = Math.ceil(from / step) * step; at <= to && found.length < 100; at += step) {
     found.push(Math.round(at * 1000) / 1000);
@@ -16,7 +21,10 @@ export function ticks(from, to, scale) {
   return { step, found };
 }
 
-/** The label of a tick. */
+/**
+ * The label of a tick.
+ * @param {number} at @param {number} step
+ */
 export function tickLabel(at, step) {
   if (step < 1) return `${at.toFixed(step < 0.01 ? 3 : step < 0.1 ? 2 : 1)} s`;
   if (at < 60 || step < 15) {
@@ -28,10 +36,14 @@ export function tickLabel(at, step) {
   return hours ? `${hours} h ${minutes} min` : `${minutes}:${seconds}`;
 }
 
-/** Seconds since something began, short and even: 7.25, 19:20.1, 2:05:09. */
+/**
+ * Seconds since something began, short and even: 7.25, 19:20.1, 2:05:09.
+ * @param {number} seconds
+ */
 export function clock(seconds) {
   if (seconds < 60) return seconds.toFixed(2);
-  const whole = Math.floor(seconds), two = (value) => String(value).padStart(2, "0");
+  const whole = Math.floor(seconds);
+  const two = (/** @type {number} */ value) => String(value).padStart(2, "0");
   if (whole < 3600) {
     return `${Math.floor(whole / 60)}:${two(whole % 60)}.${Math.floor((seconds % 1) * 10)}`;
   }
@@ -40,10 +52,14 @@ export function clock(seconds) {
 
 /**
  * Group boxes that are too small to show separately with their neighbours of the same row.
- * @param {object[]} boxes [{row, left, right, bad}] by their left edge
+ * @param {Box[]} boxes by their left edge
+ * @returns {GatheredBox[]}
  */
 export function gathered(boxes) {
-  const found = [], open = new Map();
+  /** @type {GatheredBox[]} */
+  const found = [];
+  /** @type {Map<Box["row"], GatheredBox>} */
+  const open = new Map();
   for (const box of boxes) {
     const before = open.get(box.row);
     const small = box.right - box.left < MIN_BAR;

@@ -1,3 +1,4 @@
+// @ts-check
 // Runs: message, status and cost; two runs can be compared.
 
 import { get } from "../../api.js";
@@ -8,6 +9,7 @@ import { button, empty, field, runBadge, select, table, toast, when } from "../.
 
 export const title = "Runs";
 
+/** @type {{[state: string]: [string, (run: Api.RunView) => boolean]}} */
 const STATES = {
   "": ["all", () => true],
   running: ["running or queued", (run) => ["running", "queued"].includes(run.state)],
@@ -15,9 +17,13 @@ const STATES = {
   completed: ["completed", (run) => run.stop === "completed"],
   trouble: ["ended without completing", (run) => run.state === "ended" && run.stop !== "completed"],
 };
+/** @type {{[state: string]: string}} */
 const ASKED = { running: "running", waiting: "waiting", completed: "ended", trouble: "ended" };
 
-/** Show the newest runs live, and older ones on demand. */
+/**
+ * Show the newest runs live, and older ones on demand.
+ * @param {HTMLElement} root @param {string[]} _args @param {AbortSignal} signal
+ */
 export async function mount(root, _args, signal) {
   const list = new RunList(signal);
   on("runs", list.draw, signal);
@@ -26,8 +32,16 @@ export async function mount(root, _args, signal) {
 }
 
 class RunList {
+  /** @param {AbortSignal} signal */
   constructor(signal) {
-    Object.assign(this, { signal, state: "", older: [], next: null, chosen: [] });
+    this.signal = signal;
+    this.state = "";
+    /** @type {Api.RunView[]} */
+    this.older = [];
+    /** @type {string|null} */
+    this.next = null;
+    /** @type {string[]} */
+    this.chosen = [];
     this.place = h("div");
     this.draw = perFrame(unpressed(this.place, signal, () => this.drawNow()));
     this.more = button("Older runs", () => this.fetch());
@@ -39,8 +53,11 @@ class RunList {
       h("div", { class: "row grow runs-compare" }, this.note, this.compare));
   }
 
+  /** @param {string} state */
   use(state) {
-    Object.assign(this, { state, older: [], next: null });
+    this.state = state;
+    this.older = [];
+    this.next = null;
     this.drawNow();
     if (state) this.fetch().catch((cause) => {
       if (cause.name !== "AbortError") toast(cause.message, "bad");
@@ -60,11 +77,12 @@ class RunList {
     this.drawNow();
   }
 
+  /** @param {string} id @param {boolean} checked */
   choose(id, checked) {
     this.chosen = this.chosen.filter((one) => one !== id);
     if (checked) this.chosen = [...this.chosen, id].slice(-2); // the oldest choice is dropped
-    for (const box of this.place.querySelectorAll("input[data-run]")) {
-      box.checked = this.chosen.includes(box.dataset.run);
+    for (const box of this.place.querySelectorAll("input")) {
+      box.checked = this.chosen.includes(box.dataset.run || "");
     }
     this.drawChoice();
   }
@@ -77,11 +95,15 @@ class RunList {
   drawNow() {
     const known = new Map([...this.older, ...newest()].map((run) => [run.run_id, run]));
     const fits = STATES[this.state][1];
-    const sorted = [...known.values()].filter(fits).sort((a, b) => b.began_at - a.began_at);
-    const held = document.activeElement?.dataset?.run;
+    const sorted = [...known.values()].filter(fits).sort((a, b) => began(b) - began(a));
+    const held = document.activeElement?.getAttribute("data-run");
     replace(this.place, sorted.length ? table("runs, the newest first", this.columns(), sorted)
       : empty(this.state ? "No run has this state." : "No runs yet. Send a message in Chat."));
-    if (held) this.place.querySelector(`[data-run="${CSS.escape(held)}"]`)?.focus();
+    if (held) {
+      /** @type {HTMLElement|null} */
+      const again = this.place.querySelector(`[data-run="${CSS.escape(held)}"]`);
+      again?.focus();
+    }
     this.drawChoice();
   }
 
@@ -92,14 +114,19 @@ class RunList {
   }
 
   columns() {
-    const pick = (run) => h("input", { type: "checkbox", data: { run: run.run_id },
-      checked: this.chosen.includes(run.run_id),
-      "aria-label": `compare ${oneLine(run.asked || run.run_id, 60)}`,
-      on: { change: (event) => this.choose(run.run_id, event.target.checked) } });
+    /** @param {Api.RunView} run */
+    const pick = (run) => {
+      const made = h("input", { type: "checkbox", data: { run: run.run_id },
+        checked: this.chosen.includes(run.run_id),
+        "aria-label": `compare ${oneLine(run.asked || run.run_id, 60)}`,
+        on: { change: () => this.choose(run.run_id, made.checked) } });
+      return h("label", { class: "check" }, made);
+    };
     return [{ title: "compare", cell: pick }, ...COLUMNS];
   }
 }
 
+/** @type {Column<Api.RunView>[]} */
 const COLUMNS = [
   { title: "message", cell: (run) => h("a", { href: `#/runs/${encodeURIComponent(run.run_id)}` },
     oneLine(run.asked || "(nothing)", 90)) },
@@ -107,12 +134,15 @@ const COLUMNS = [
   { title: "agent", cell: (run) => run.agent },
   { title: "started", cell: (run) => when(run.began_at) },
   { title: "took", number: true, cell: (run) =>
-    (run.ended_at ? duration(run.ended_at - run.began_at) : "–") },
+    (run.ended_at ? duration(run.ended_at - began(run)) : "–") },
   { title: "turns", number: true, cell: (run) => run.turns || 0 },
   { title: "calls", number: true, cell: (run) => run.calls || 0 },
   { title: "cost", number: true, cell: (run) => money(run.cost === undefined ? 0 : run.cost) },
 ];
 
+/** @param {Api.RunView} run */
+const began = (run) => run.began_at || 0;
+
 function newest() {
-  return [...runs.values()].sort((a, b) => b.began_at - a.began_at);
+  return [...runs.values()].sort((a, b) => began(b) - began(a));
 }

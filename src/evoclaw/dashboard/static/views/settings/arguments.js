@@ -1,22 +1,36 @@
+// @ts-check
 // A form for a tool's arguments, generated from its schema, or JSON.
 
 import { h, oneLine, replace } from "../../dom.js";
 import { button, field, select } from "../../components.js";
 
+/** @param {Schema} schema */
+/** @typedef {Api.JsonObject<any>} Schema A JSON schema, as tools declare it. */
+
+/** @param {Schema} schema */
 const isNull = (schema) => schema.type === "null";
 
-/** The schema of a property without null. */
+/**
+ * The schema of a property without null.
+ * @param {Schema} schema
+ */
 function plain(schema) {
-  const some = schema.anyOf?.filter((one) => !isNull(one));
+  /** @type {Schema[]|undefined} */
+  const some = schema.anyOf?.filter((/** @type {Schema} */ one) => !isNull(one));
   return some?.length === 1 ? { ...schema, ...some[0] } : schema;
 }
 
-/** The input of one property, and a function that reads it; undefined if it is empty. */
+/**
+ * The input of one property, and a function that reads it; undefined if it is empty.
+ * @param {string} name @param {Schema} schema
+ */
 function control(name, schema) {
   const one = plain(schema);
   if (one.enum) {
-    const input = select([["", "(left out)"], ...one.enum.map(String)], "");
-    return { input, read: () => one.enum.find((value) => String(value) === input.value) };
+    /** @type {unknown[]} */
+    const values = one.enum;
+    const input = select([["", "(left out)"], ...values.map(String)], "");
+    return { input, read: () => values.find((value) => String(value) === input.value) };
   }
   if (one.type === "boolean") {
     const input = select([["", "(left out)"], "true", "false"], "");
@@ -34,17 +48,19 @@ function control(name, schema) {
   return { input, read: () => (input.value.trim() ? parsed(input.value, name) : undefined) };
 }
 
+/** @param {string} text @param {string} what */
 function parsed(text, what) {
   try {
     return JSON.parse(text);
   } catch (cause) {
-    throw new Error(`${what} is not valid JSON: ${cause.message}`);
+    throw new Error(`${what} is not valid JSON: ${cause.message}`, { cause });
   }
 }
 
 /**
  * A form for the arguments of a tool.
- * @returns {{element: Element, values: function(): object}} `values` throws if JSON is wrong.
+ * @param {Schema} [schema]
+ * @returns {{element: Element, values: () => object}} `values` throws if JSON is wrong.
  */
 export function argumentForm(schema) {
   const required = new Set(schema?.required || []);

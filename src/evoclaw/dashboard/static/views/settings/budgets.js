@@ -1,15 +1,21 @@
+// @ts-check
 // Budgets: spent, reserved and remaining amounts of each account.
 
 import { get } from "../../api.js";
-import { h, replace } from "../../dom.js";
+import { h, lookup, replace } from "../../dom.js";
 import { bytes, count, duration, money, percent } from "../../format.js";
 import { may } from "../../live.js";
 import { badge, button, empty, load } from "../../components.js";
 
-const FORMATS = { dollars: money, seconds: duration, bytes };
+/** @type {{[kind: string]: ((value: number|null) => string)|undefined}} */
+const FORMATS = lookup({ dollars: money, seconds: duration,
+  bytes: (/** @type {number|null} */ value) => bytes(value || 0) });
 const ORDER = ["dollars", "tokens", "calls", "turns", "seconds", "files", "lines", "bytes"];
 
-/** Show the accounts. */
+/**
+ * Show the accounts.
+ * @param {HTMLElement} place @param {AbortSignal} signal
+ */
 export function showBudgets(place, signal) {
   if (!may("budgets:read")) {
     return replace(place, empty("Your token cannot see budgets: it lacks 'budgets:read'."));
@@ -25,7 +31,10 @@ export function showBudgets(place, signal) {
   return again();
 }
 
-/** An account's name as words: `tenant:local/agent:careful`. */
+/**
+ * An account's name as words: `tenant:local/agent:careful`.
+ * @param {string} text
+ */
 function nameOf(text) {
   return text.split("/").map((part) => {
     const [kind, ...name] = part.split(":");
@@ -33,6 +42,7 @@ function nameOf(text) {
   }).join(" › ");
 }
 
+/** @param {string} text */
 function decode(text) {
   try {
     return decodeURIComponent(text);
@@ -41,8 +51,10 @@ function decode(text) {
   }
 }
 
+/** @param {string} kind */
 const rank = (kind) => (ORDER.includes(kind) ? ORDER.indexOf(kind) : ORDER.length);
 
+/** @param {Api.AccountView} one */
 function account(one) {
   const kinds = Object.entries(one.kinds)
     .sort(([a], [b]) => rank(a) - rank(b) || (a < b ? -1 : 1));
@@ -60,8 +72,10 @@ function account(one) {
       }))));
 }
 
+/** @param {string} kind @param {Api.SpendingView} options */
 function bounds(kind, { spent, reserved, limit, per_seconds: per, left }) {
   const format = FORMATS[kind] || count;
+  /** @param {number} value */
   const share = (value) => `${Math.min(100, (100 * value) / (limit || 1))}%`;
   const used = limit ? (spent + reserved) / limit : 1;
   const tone = used >= 1 ? "bad" : used >= 0.8 ? "warn" : "good";

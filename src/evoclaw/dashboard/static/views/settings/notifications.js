@@ -1,14 +1,18 @@
+// @ts-check
 // Notifications: the notifiers of the service, a test message, and this device.
 
 import { get, postEmpty } from "../../api.js";
-import { h, replace } from "../../dom.js";
+import { h, lookup, replace } from "../../dom.js";
 import { may } from "../../live.js";
 import { badge, button, empty, load, table, toast } from "../../components.js";
 
-const TONES = { sent: "good", due: "warn", dead: "bad" };
-const STATES = { sent: "sent", due: "is tried again", dead: "given up" };
+const TONES = lookup({ sent: "good", due: "warn", dead: "bad" });
+const STATES = lookup({ sent: "sent", due: "is tried again", dead: "given up" });
 
-/** Show the notifiers, and the way to add this device. */
+/**
+ * Show the notifiers, and the way to add this device.
+ * @param {HTMLElement} place @param {AbortSignal} signal
+ */
 export function showNotifications(place, signal) {
   const device = may("approvals:read") && h("section", { class: "card settings-make" },
     h("h2", null, "This device"),
@@ -26,6 +30,7 @@ export function showNotifications(place, signal) {
   return again();
 }
 
+/** @param {Api.NotifierView[]} items @param {() => unknown} again */
 function notifiersShown(items, again) {
   return table("Notifiers", [
     { title: "Name", cell: (one) => h("strong", null, one.name) },
@@ -37,12 +42,14 @@ function notifiersShown(items, again) {
   ], items);
 }
 
+/** @param {Api.NotifierView} options */
 function lastShown({ last_state: state, last_problem: problem }) {
   if (!state) return "none yet";
   return h("span", null, badge(TONES[state] || "quiet", STATES[state] || state),
     problem && h("span", { class: "soft small" }, ` ${problem}`));
 }
 
+/** @param {Api.NotifierView} options @param {() => unknown} again */
 function testButton({ name }, again) {
   return button("Send a test message", async () => {
     const { ok, detail } = await postEmpty(`/v1/notify/${encodeURIComponent(name)}/test`);

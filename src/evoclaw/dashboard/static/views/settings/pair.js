@@ -1,3 +1,4 @@
+// @ts-check
 // Pair a device: an invitation as a QR code, a command and a link.
 
 import { post } from "../../api.js";
@@ -11,7 +12,10 @@ const QUIET = 4; // the width of the quiet zone, in modules
 const NAME = /^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$/;
 const TIMES = [["15", "15 minutes"], ["60", "1 hour"], ["1440", "1 day"], ["10080", "7 days"]];
 
-/** Show the form for an invitation. */
+/**
+ * Show the form for an invitation.
+ * @param {HTMLElement} place @param {AbortSignal} signal
+ */
 export function showPair(place, signal) {
   if (!may("fleet:write")) {
     return replace(place, empty("Your token cannot invite devices: it lacks 'fleet:write'."));
@@ -21,6 +25,7 @@ export function showPair(place, signal) {
   const minutes = select(TIMES, "15");
   const invited = h("div");
   const go = h("button", { class: "primary" }, "Invite");
+  /** @type {AbortController|null} */
   let current = null; // aborted when another invitation replaces it
   const form = h("form", { class: "card settings-make" }, h("h2", null, "Pair a device"),
     h("p", { class: "soft" }, "The device only needs EvoClaw. It creates its own key; "
@@ -43,12 +48,16 @@ export function showPair(place, signal) {
       current = new AbortController();
       const either = AbortSignal.any([signal, current.signal]);
       replace(invited, invitation(id, made, Date.now() / 1000 + number * 60, either));
-      invited.querySelector("h2").focus();
+      invited.querySelector("h2")?.focus();
     });
   });
   return replace(place, form, invited);
 }
 
+/**
+ * @param {string} id @param {Api.EdgeInvitation} made @param {number} until
+ * @param {AbortSignal} signal
+ */
 function invitation(id, made, until, signal) {
   const command = made.command || `evoclaw edge join ${made.url} --token ${made.token}`;
   const left = h("span", { class: "invite-left" });
@@ -73,12 +82,18 @@ function invitation(id, made, until, signal) {
           + "until it expires. Do not share it."))));
 }
 
+/** @param {string} text @param {string} what */
 function copied(text, what) {
   return h("div", { class: "copied" }, h("code", { tabindex: "0", "aria-label": what }, text),
     copyButton(text));
 }
 
-/** Update the time left, and show when the device is online and its tools wait. */
+/**
+ * Update the time left, and show when the device is online and its tools wait.
+ * @param {string} id @param {number} until
+ * @param {{left: HTMLElement, state: HTMLElement, code: Element|null}} options
+ * @param {AbortSignal} signal
+ */
 function watch(id, until, { left, state, code }, signal) {
   const began = Date.now() / 1000;
   let stage = "";
@@ -101,6 +116,7 @@ function watch(id, until, { left, state, code }, signal) {
   draw();
 }
 
+/** @param {Api.EdgeView} edge @param {number} waiting */
 function arrived(edge, waiting) {
   return h("div", { class: "row" }, badge("good", `${edge.agent_id} is online`),
     waiting > 0 && badge("warn", `${some(waiting, "tool waits", "tools wait")} for approval`),
@@ -112,7 +128,10 @@ function arrived(edge, waiting) {
     h("a", { href: `#/fleet/${encodeURIComponent(edge.agent_id)}` }, "show the edge"));
 }
 
-/** A QR code as SVG: dark on light in every theme, with its quiet zone. */
+/**
+ * A QR code as SVG: dark on light in every theme, with its quiet zone.
+ * @param {string[]} rows @param {string} label
+ */
 export function qrCode(rows, label) {
   const margin = Math.max(0, QUIET - lightAround(rows));
   const size = rows.length + 2 * margin;
@@ -124,7 +143,10 @@ export function qrCode(rows, label) {
   s("path", { class: "qr-dark", d: path }));
 }
 
-/** The width of the quiet zone that the rows already have. */
+/**
+ * The width of the quiet zone that the rows already have.
+ * @param {string[]} rows
+ */
 function lightAround(rows) {
   const first = rows.findIndex((row) => row.includes("1"));
   const left = Math.min(...rows.filter((row) => row.includes("1")).map((row) => row.indexOf("1")));

@@ -1,16 +1,20 @@
+// @ts-check
 // Policies: the rules that judge tool calls, and the explanation of a verdict.
 
 import { get, post } from "../../api.js";
-import { h, oneLine, replace, setText } from "../../dom.js";
+import { h, lookup, oneLine, replace, setText } from "../../dom.js";
 import { may } from "../../live.js";
 import { badge, button, empty, failed, field, fold, jsonBlock, load, select, table, verdictBadge }
   from "../../components.js";
 import { argumentForm } from "./arguments.js";
 
-const LEVELS = { read_only: "only reads", supervised: "asks before it writes",
-  full: "acts without asking, within the policies" };
+const LEVELS = lookup({ read_only: "only reads", supervised: "asks before it writes",
+  full: "acts without asking, within the policies" });
 
-/** Show the rules, and explain a call. */
+/**
+ * Show the rules, and explain a call.
+ * @param {HTMLElement} place @param {AbortSignal} signal
+ */
 export function showPolicy(place, signal) {
   if (!may("tools:read")) {
     return replace(place, empty("Your token cannot see policies: it lacks 'tools:read'."));
@@ -22,11 +26,13 @@ export function showPolicy(place, signal) {
   return load(rules, () => get("/v1/policy", null, { signal }), policyShown, signal);
 }
 
+/** @param {AbortSignal} signal */
 async function agents(signal) {
   return may("agents:invoke")
     ? (await get("/v1/agents", null, { signal })).agents.map((one) => one.name) : [];
 }
 
+/** @param {Api.PolicyView} options */
 function policyShown({ level, presets, rules, settings }) {
   const list = h("div"), shown = h("span", { class: "soft small", role: "status" });
   const search = h("input", { type: "search", "aria-label": "Search rules",
@@ -50,6 +56,7 @@ function policyShown({ level, presets, rules, settings }) {
     h("div", { class: "rule-search" }, search), list];
 }
 
+/** @type {Column<Api.RuleView>[]} */
 const RULES = [
   { title: "rule", cell: (rule) => h("code", null, rule.name) },
   { title: "verdict", cell: (rule) => verdictBadge(rule.verdict) },
@@ -57,6 +64,7 @@ const RULES = [
   { title: "from", cell: (rule) => rule.source },
 ];
 
+/** @param {Api.JsonObject<any>} [settings] */
 function settingsShown(settings) {
   const pairs = Object.entries(settings || {});
   return pairs.length > 0 && fold(`Settings (${pairs.length})`, () => h("dl", { class: "facts" },
@@ -65,6 +73,7 @@ function settingsShown(settings) {
         : String(value))])));
 }
 
+/** @param {Api.ToolView[]} tools @param {string[]} names @param {AbortSignal} signal */
 function explainForm(tools, names, signal) {
   const sorted = [...tools].sort((a, b) => (a.name < b.name ? -1 : 1));
   const first = sorted.find((tool) => tool.name === "bash") || sorted[0];
@@ -72,8 +81,9 @@ function explainForm(tools, names, signal) {
   const about = h("p", { class: "soft small" }), place = h("div");
   const answer = h("div", { "aria-live": "polite", class: "explained" });
   let values = () => ({});
+  /** @param {string} name */
   const choose = (name) => {
-    const tool = sorted.find((one) => one.name === name);
+    const tool = sorted.find((one) => one.name === name) || first;
     setText(about, oneLine(tool.description, 200));
     const made = argumentForm(tool.parameters);
     values = made.values;
@@ -100,15 +110,19 @@ function explainForm(tools, names, signal) {
     h("div", { class: "row" }, button("Explain", ask, { tone: "primary" })), answer];
 }
 
-const SAYS = { allow: "It would run.", deny: "It would be denied.",
-  ask: "A person would be asked." };
+const SAYS = lookup({ allow: "It would run.", deny: "It would be denied.",
+  ask: "A person would be asked." });
 
-/** The verdict of one policy. */
+/**
+ * The verdict of one policy.
+ * @param {Api.PolicyStepView} step
+ */
 function stepShown(step) {
   return h("li", null, h("code", null, step.policy), h("span", null, verdictBadge(step.verdict)),
     h("span", null, step.reason, " ", step.code && h("code", { class: "soft" }, step.code)));
 }
 
+/** @param {Api.PolicyAnswer} found */
 function answerShown(found) {
   const effects = Object.keys(found.effects || {}).length > 0;
   return h("section", null,

@@ -1,4 +1,7 @@
+// @ts-check
 // The scopes of API tokens and their meanings.
+
+import { lookup } from "../../dom.js";
 
 /** All scopes; the widest are last. */
 export const SCOPES = [
@@ -6,7 +9,7 @@ export const SCOPES = [
   "fleet:write", "tools:read", "tools:execute", "skills:read", "approvals:read", "audit:read",
   "budgets:read", "workflows:read", "workflows:run", "metrics:read", "human", "admin", "*"];
 
-const MEANINGS = {
+const MEANINGS = lookup({
   "agents:invoke": "invoke agents", "runs:read": "see runs", "runs:write": "start, fork "
   + "and cancel runs", "sessions:read": "see sessions", "sessions:write": "change sessions",
   "fleet:read": "see edges", "fleet:write": "invite, approve and revoke edges",
@@ -17,7 +20,10 @@ const MEANINGS = {
   "budgets:read": "see budgets", "workflows:read": "see workflows",
   "workflows:run": "run workflows", "metrics:read": "read metrics",
   admin: "everything except `human`", "*": "everything",
-};
+});
 
-/** The meaning of a scope. */
+/**
+ * The meaning of a scope.
+ * @param {string} scope
+ */
 export const meaningOf = (scope) => MEANINGS[scope] || "";

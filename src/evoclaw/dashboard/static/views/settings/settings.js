@@ -1,8 +1,9 @@
+// @ts-check
 // Settings: pairing, notifications, tokens, budgets, policies and the emergency stop.
 
 import { get } from "../../api.js";
 import { h, replace } from "../../dom.js";
-import { known, may } from "../../live.js";
+import { may, me } from "../../live.js";
 import { badge, load } from "../../components.js";
 import { showBudgets } from "./budgets.js";
 import { showNotifications } from "./notifications.js";
@@ -14,6 +15,7 @@ import { showTokens } from "./tokens.js";
 
 export const title = "Settings";
 
+/** @type {{[name: string]: [string, (place: HTMLElement, signal: AbortSignal) => unknown]}} */
 const SECTIONS = {
   pair: ["Pair a device", showPair],
   notifications: ["Notifications", showNotifications],
@@ -24,7 +26,10 @@ const SECTIONS = {
   about: ["About", showAbout],
 };
 
-/** Show a section (`#/settings/NAME`) below the emergency stop. */
+/**
+ * Show a section (`#/settings/NAME`) below the emergency stop.
+ * @param {HTMLElement} root @param {string[]} options @param {AbortSignal} signal
+ */
 export async function mount(root, [wanted], signal) {
   const name = Object.hasOwn(SECTIONS, wanted || "") ? wanted : "pair";
   const [text, show] = SECTIONS[name];
@@ -36,16 +41,17 @@ export async function mount(root, [wanted], signal) {
   await show(body, signal);
 }
 
+/** @param {HTMLElement} place @param {AbortSignal} signal */
 function showAbout(place, signal) {
-  const { me } = known, health = h("div");
+  const { token, user, tenant, scopes } = me(), health = h("div");
   replace(place, h("div", { class: "settings-columns" },
     h("section", { class: "card" }, h("h2", null, "Your identity"),
       h("dl", { class: "facts" },
-        h("dt", null, "token"), h("dd", null, h("code", null, me.token)),
-        h("dt", null, "user"), h("dd", null, me.user || "(none named)"),
-        h("dt", null, "tenant"), h("dd", null, me.tenant)),
+        h("dt", null, "token"), h("dd", null, h("code", null, token)),
+        h("dt", null, "user"), h("dd", null, user || "(none named)"),
+        h("dt", null, "tenant"), h("dd", null, tenant)),
       h("h3", null, "Your scopes"),
-      h("ul", { class: "scopes-held" }, me.scopes.map((scope) => h("li", null,
+      h("ul", { class: "scopes-held" }, scopes.map((scope) => h("li", null,
         h("code", null, scope), " ", h("span", { class: "soft" }, meaningOf(scope)))))),
     h("section", { class: "card" }, h("h2", null, "Status of the orchestrator"), health,
       h("h3", null, "The HTTP API"),
@@ -55,13 +61,17 @@ function showAbout(place, signal) {
   return load(health, () => healthOf(signal), healthShown, signal);
 }
 
-/** The readiness; a failed readiness check is a valid answer too. */
+/**
+ * The readiness; a failed readiness check is a valid answer too.
+ * @param {AbortSignal} signal
+ */
 async function healthOf(signal) {
   const live = await get("/health/live", null, { signal });
   const response = await fetch("/health/ready", { signal });
   return { version: live.version, ...await response.json() };
 }
 
+/** @param {Api.Readiness & {version: string}} options */
 function healthShown({ version, ready, parts }) {
   return h("div", null,
     h("p", null, ready ? badge("good", "ready") : badge("bad", "not ready"), ` EvoClaw ${version}`),

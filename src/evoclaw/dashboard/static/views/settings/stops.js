@@ -1,13 +1,14 @@
+// @ts-check
 // The emergency stop: in force until a person releases it.
 
 import { get, post } from "../../api.js";
 import { h, replace } from "../../dom.js";
-import { some } from "../../format.js";
 import { fleet, known as live, may, on } from "../../live.js";
 import { release, stopName } from "../../stops.js";
 import { badge, button, confirmed, empty, failed, field, load, select, toast, when }
   from "../../components.js";
 
+/** @type {{[kind: string]: [string, string]}} */
 const KINDS = {
   all: ["everything", "All runs and calls, including current ones, here and on every edge."],
   network: ["the network", "Every call that can reach the network."],
@@ -15,11 +16,15 @@ const KINDS = {
   tool: ["a tool", "Every call of one tool."],
 };
 
-/** A bar with the stops in force, and a button to stop everything. */
+/**
+ * A bar with the stops in force, and a button to stop everything.
+ * @param {AbortSignal} signal
+ */
 export function stopBar(signal) {
   const state = h("span", { role: "status" });
   const bar = h("div", { class: "stop-bar row between", role: "region",
     "aria-label": "Emergency stop" });
+  /** @param {Api.StopView[]} stops */
   const show = (stops) => {
     bar.classList.toggle("on", stops.length > 0);
     const names = stops.map(stopName).join(", ");
@@ -38,9 +43,13 @@ export function stopBar(signal) {
   return bar;
 }
 
+/** @param {AbortSignal} signal */
 const listed = async (signal) => (await get("/v1/stops", null, { signal })).items;
 
-/** Add a stop after confirmation; returns the stops in force, or null if cancelled. */
+/**
+ * Add a stop after confirmation; returns the stops in force, or null if cancelled.
+ * @param {string} kind @param {string} name
+ */
 async function stop(kind, name) {
   const [what, effect] = KINDS[kind];
   const reason = await confirmed(`Stop ${name ? `${kind} ${name}` : what}?`,
@@ -53,13 +62,17 @@ async function stop(kind, name) {
   return items;
 }
 
-/** Show the stops in force, and the forms to add one. */
+/**
+ * Show the stops in force, and the forms to add one.
+ * @param {HTMLElement} place @param {AbortSignal} signal
+ */
 export function showStops(place, signal) {
   if (!may("admin")) {
     return replace(place, empty("Only an admin may stop things: your token lacks 'admin'."));
   }
   const list = h("div");
-  const show = (stops) => replace(list, stopsShown(stops, show, signal));
+  /** @param {Api.StopView[]} stops */
+  const show = (stops) => replace(list, stopsShown(stops, show));
   replace(place, h("section", { class: "card stop-now" },
     h("div", null, h("h2", null, "Stop everything"), h("p", { class: "soft" }, KINDS.all[1])),
     button("Stop everything…", async () => {
@@ -68,9 +81,10 @@ export function showStops(place, signal) {
     }, { tone: "danger stop" })),
   h("h2", null, "Stopped now"), list, h("h2", null, "Stop one thing"), partForm(show, signal));
   on("stops", () => show(live.stops), signal);
-  return load(list, () => listed(signal), (stops) => stopsShown(stops, show, signal), signal);
+  return load(list, () => listed(signal), (stops) => stopsShown(stops, show), signal);
 }
 
+/** @param {Api.StopView[]} stops @param {(stops: Api.StopView[]) => void} show */
 function stopsShown(stops, show) {
   if (!stops.length) return h("p", null, badge("good", "nothing is stopped"));
   return h("ul", { class: "stops" }, stops.map((one) => h("li", { class: "card row between" },
@@ -83,6 +97,7 @@ function stopsShown(stops, show) {
       : h("span", { class: "soft small" }, "only a person may release it (scope 'human')"))));
 }
 
+/** @param {(stops: Api.StopView[]) => void} show @param {AbortSignal} signal */
 function partForm(show, signal) {
   const names = h("datalist", { id: "stop-names" });
   const name = h("input", { list: "stop-names", maxlength: "128", autocomplete: "off" });
@@ -116,7 +131,10 @@ function partForm(show, signal) {
     field("What", kind), named), about, h("div", { class: "row" }, go), names, problem);
 }
 
-/** The known names of a kind. */
+/**
+ * The known names of a kind.
+ * @param {string} kind @param {AbortSignal} signal
+ */
 async function known(kind, signal) {
   if (kind === "tool") {
     return may("tools:read") ? (await get("/v1/tools", null, { signal })).items

@@ -1,13 +1,15 @@
+// @ts-check
 // API tokens: create, list and revoke.
 
 import { del, get, post } from "../../api.js";
 import { h, replace } from "../../dom.js";
 import { ago } from "../../format.js";
-import { known, may } from "../../live.js";
+import { may, me } from "../../live.js";
 import { badge, button, confirmed, copyButton, empty, field, load, select, table, toast, when }
   from "../../components.js";
 import { SCOPES, meaningOf } from "./scopes.js";
 
+/** @type {{[name: string]: [string, string[]]}} */
 const PRESETS = {
   look: ["read-only access", SCOPES.filter((one) => one.endsWith(":read"))],
   person: ["a person at the dashboard", [...SCOPES.filter((one) => one.includes(":")), "human"]],
@@ -18,7 +20,10 @@ const DAY = 86_400;
 const EXPIRIES = [[String(DAY / 24), "1 hour"], [String(DAY), "1 day"], [String(7 * DAY), "7 days"],
   [String(30 * DAY), "30 days"], [String(365 * DAY), "1 year"], ["", "never"]];
 
-/** Show the tokens, and the form to create one. */
+/**
+ * Show the tokens, and the form to create one.
+ * @param {HTMLElement} place @param {AbortSignal} signal
+ */
 export function showTokens(place, signal) {
   if (!may("admin")) {
     return replace(place, empty("Only an admin may create tokens: yours lacks the scope 'admin'."));
@@ -30,12 +35,14 @@ export function showTokens(place, signal) {
   return again();
 }
 
+/** @param {HTMLElement} made @param {() => unknown} again */
 function form(made, again) {
   const name = h("input", { required: true, maxlength: "200", autocomplete: "off" });
   const user = h("input", { maxlength: "128", autocomplete: "off" });
   const expiry = select(EXPIRIES, String(30 * DAY));
   const boxes = SCOPES.map((scope) => h("input", { type: "checkbox", value: scope,
     disabled: !holds(scope) }));
+  /** @param {string[]} scopes */
   const choose = (scopes) => {
     for (const box of boxes) box.checked = !box.disabled && scopes.includes(box.value);
   };
@@ -70,17 +77,22 @@ function form(made, again) {
   return element;
 }
 
-/** Whether the user holds a scope, and so may grant it. */
+/**
+ * Whether the user holds a scope, and so may grant it.
+ * @param {string} scope
+ */
 function holds(scope) {
-  return scope === "*" ? known.me.scopes.includes("*") : may(scope);
+  return scope === "*" ? me().scopes.includes("*") : may(scope);
 }
 
+/** @param {HTMLInputElement} box */
 function scopeBox(box) {
   return h("label", { class: "check small", title: box.disabled ? "you do not hold it" : null },
     box, h("span", null, h("code", null, box.value), " ",
       h("span", { class: "soft" }, meaningOf(box.value), box.disabled && " (you do not hold it)")));
 }
 
+/** @param {HTMLElement} place @param {string} name @param {Api.CreatedToken} options */
 function secretShown(place, name, { token }) {
   const secret = h("input", { readonly: true, value: token, class: "mono",
     "aria-label": "The new token", on: { focus: () => secret.select() } });
@@ -93,16 +105,19 @@ function secretShown(place, name, { token }) {
   secret.focus();
 }
 
+/** @param {Api.TokenView} token */
 function stateOf(token) {
   if (token.revoked_at) return badge("bad", "revoked");
   if (token.expires_at && token.expires_at < Date.now() / 1000) return badge("quiet", "expired");
   return badge("good", "valid");
 }
 
+/** @param {Api.TokenView[]} items @param {() => unknown} again */
 function tokensShown(items, again) {
   if (!items.length) return empty("No tokens except those of the configuration.");
+  /** @type {Column<Api.TokenView>[]} */
   const columns = [
-    { title: "name", cell: (row) => [row.name, row.id === known.me.token
+    { title: "name", cell: (row) => [row.name, row.id === me().token
       && h("span", { class: "soft small" }, " (yours)")] },
     { title: "state", cell: stateOf },
     { title: "scopes", cell: (row) => h("code", null, row.scopes.join(" ")) },
@@ -116,8 +131,9 @@ function tokensShown(items, again) {
   return table("tokens, the newest first", columns, items);
 }
 
+/** @param {Api.TokenView} token @param {() => unknown} again */
 async function revoke(token, again) {
-  const text = token.id === known.me.token
+  const text = token.id === me().token
     ? "This is your current token: you will be logged out."
     : "It stops working at once. This cannot be undone.";
   if (await confirmed(`Revoke the token “${token.name}”?`, text, { action: "Revoke" }) === null) {

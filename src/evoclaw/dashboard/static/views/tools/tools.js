@@ -1,7 +1,8 @@
+// @ts-check
 // Tools and skills, with usage and failure rates.
 
 import { get } from "../../api.js";
-import { h, oneLine, replace } from "../../dom.js";
+import { h, lookup, oneLine, replace } from "../../dom.js";
 import { count, duration, millis, percent } from "../../format.js";
 import { may } from "../../live.js";
 import { badge, empty, facts, failed, field, fold, jsonBlock, load, select, table }
@@ -9,9 +10,12 @@ import { badge, empty, facts, failed, field, fold, jsonBlock, load, select, tabl
 
 export const title = "Tools & skills";
 
-const EFFECTS = { read: "quiet", write: "warn", execute: "bad" };
+const EFFECTS = lookup({ read: "quiet", write: "warn", execute: "bad" });
 
-/** Show the tools with their usage of the last days, then the skills. */
+/**
+ * Show the tools with their usage of the last days, then the skills.
+ * @param {HTMLElement} root @param {string[]} args @param {AbortSignal} signal
+ */
 export async function mount(root, args, signal) {
   if (args.length) return one(root, args[0], signal);
   const tools = h("section", { "aria-label": "Tools" });
@@ -23,12 +27,16 @@ export async function mount(root, args, signal) {
   ]);
 }
 
+/** @param {AbortSignal} signal */
 async function toolsAndUse(signal) {
   const [tools, use] = await Promise.all([get("/v1/tools", null, { signal }), usage(signal)]);
   return { ...tools, use };
 }
 
-/** The metrics of the last week by tool; empty if the token cannot see runs. */
+/**
+ * The metrics of the last week by tool; empty if the token cannot see runs.
+ * @param {AbortSignal} signal
+ */
 async function usage(signal) {
   if (!may("runs:read")) return new Map();
   const since = Date.now() / 1000 - 7 * 86_400;
@@ -36,7 +44,8 @@ async function usage(signal) {
   return new Map(found.tools.map((one) => [one.tool, one]));
 }
 
-function toolList({ items, absent, problems, use }) {
+/** @param {Api.ToolList & {use: Map<string, Api.ToolSummary>}} options */
+function toolList({ items, absent, problems = [], use }) {
   const place = h("div");
   const search = h("input", { type: "search", placeholder: "name or words" });
   const effect = select([["", "any effect"], ...new Set(items.map((tool) => tool.effect))]);
@@ -61,7 +70,15 @@ function toolList({ items, absent, problems, use }) {
   ];
 }
 
+/** @param {number|null} [ms] */
+const took = (ms) => (ms === undefined ? "–" : millis(ms));
+
+/**
+ * @param {Map<string, Api.ToolSummary>} use
+ * @returns {Column<Api.ToolView>[]}
+ */
 function columns(use) {
+  /** @param {Api.ToolView} tool */
   const of = (tool) => use.get(tool.name);
   return [
     { title: "tool", cell: (tool) => [
@@ -70,13 +87,15 @@ function columns(use) {
     { title: "effect", cell: (tool) => badge(EFFECTS[tool.effect] || "quiet", tool.effect) },
     { title: "calls, 7 days", number: true, cell: (tool) => count(of(tool)?.calls || 0) },
     { title: "failed", number: true, cell: (tool) => failures(of(tool)) },
-    { title: "p50", number: true, cell: (tool) => (of(tool) ? millis(of(tool).p50_ms) : "–") },
-    { title: "p95", number: true, cell: (tool) => (of(tool) ? millis(of(tool).p95_ms) : "–") },
+    { title: "p50", number: true, cell: (tool) => took(of(tool)?.p50_ms) },
+    { title: "p95", number: true, cell: (tool) => took(of(tool)?.p95_ms) },
   ];
 }
 
+/** @param {Api.ToolSummary} [use] */
 const failures = (use) => (use?.calls ? percent(1 - use.success_rate) : "–");
 
+/** @param {Api.SkillList} options */
 function skillList({ items, problems }) {
   if (!items.length && !problems.length) {
     return empty("No skills. Create one with `evoclaw skills new`.");
@@ -90,16 +109,19 @@ function skillList({ items, problems }) {
   ];
 }
 
+/** @param {string} kind @param {string} label @param {string[]|null} [names] */
+const listed = (kind, label, names) =>
+  Boolean(names?.length) && h("p", { class: kind }, label, names?.join(", "));
+
+/** @param {Api.SkillView} skill */
 function skillCard(skill) {
   return h("article", { class: "card" },
     h("div", { class: "row between" }, h("h3", null, `${skill.name} ${skill.version}`),
       skill.approved ? badge("good", "pinned") : badge("warn", "not pinned")),
     h("p", null, skill.description),
-    skill.tools?.length > 0 && h("p", { class: "small" }, "Tools: ", skill.tools.join(", ")),
-    skill.allowed_tools?.length > 0
-      && h("p", { class: "small soft" }, "Works with: ", skill.allowed_tools.join(", ")),
-    skill.disallowed_tools?.length > 0
-      && h("p", { class: "small soft" }, "Never uses: ", skill.disallowed_tools.join(", ")),
+    listed("small", "Tools: ", skill.tools),
+    listed("small soft", "Works with: ", skill.allowed_tools),
+    listed("small soft", "Never uses: ", skill.disallowed_tools),
     fold("Instructions", () => {
       const place = h("div");
       load(place, () => get(`/v1/skills/${encodeURIComponent(skill.name)}`), (found) =>
@@ -109,6 +131,7 @@ function skillCard(skill) {
     h("p", { class: "small soft mono" }, skill.digest.slice(0, 23)));
 }
 
+/** @param {HTMLElement} root @param {string} name @param {AbortSignal} signal */
 async function one(root, name, signal) {
   try {
     const [tool, use] = await Promise.all([
@@ -120,6 +143,7 @@ async function one(root, name, signal) {
   }
 }
 
+/** @param {Api.ToolView} tool @param {Api.ToolSummary} [use] */
 function detail(tool, use) {
   const about = [
     ["Effect", badge(EFFECTS[tool.effect] || "quiet", tool.effect)],
@@ -138,6 +162,7 @@ function detail(tool, use) {
   ];
 }
 
+/** @param {Api.ToolSummary} use */
 function useTable(use) {
   const errors = Object.entries(use.errors).map(([kind, number]) => `${kind}: ${number}`);
   const rows = [

@@ -1,0 +1,1 @@
+"""The type checker and the linter of the dashboard's scripts."""
