@@ -19,6 +19,7 @@ from evoclaw.api.openapi import OpenApiDocument
 from evoclaw.api.routes import (
     agents,
     approvals,
+    definitions,
     events,
     fleet,
     governance,
@@ -97,6 +98,7 @@ def _routes() -> list[HTTPRouteHandler]:
         *settings.ROUTES,
         *tokens.ROUTES,
         *workflows.ROUTES,
+        *definitions.ROUTES,
         *health.ROUTES,
         *openapi.ROUTES,
     ]

@@ -35,6 +35,7 @@ from evoclaw.orchestrator.people.access import Caller, TokenScope
 from evoclaw.orchestrator.people.approvals import ApprovalCase
 from evoclaw.workflows.catalogue import WorkflowEntry
 from evoclaw.workflows.definition import (
+    AgentStep,
     ApprovalStep,
     ToolStep,
     Workflow,
@@ -67,6 +68,15 @@ class ApprovableStep(Struct, frozen=True, omit_defaults=True):
     approved_by: str = ""
 
 
+class ScheduleView(Struct, frozen=True, omit_defaults=True):
+    """When a workflow starts by itself."""
+
+    cron: str = ""
+    every_s: int | None = None
+    timezone: str = "UTC"
+    enabled: bool = True
+
+
 class DefinitionView(Struct, frozen=True, omit_defaults=True):
     """A workflow definition, or what is wrong with it."""
 
@@ -82,6 +92,11 @@ class DefinitionView(Struct, frozen=True, omit_defaults=True):
     """The digest of the definition."""
     approvable: tuple[ApprovableStep, ...] = ()
     """The steps that can be approved for all runs; a person is asked about each otherwise."""
+    schedule: ScheduleView | None = None
+    agents: tuple[str, ...] = ()
+    """The agents of its steps."""
+    is_file: bool = False
+    """Whether it is a file, which `PUT /v1/workflows/{name}/definition` can change."""
 
 
 class DefinitionList(Struct, frozen=True):
@@ -142,7 +157,7 @@ def _definition_view(
 ) -> DefinitionView:
     workflow = entry.workflow
     if workflow is None:
-        return DefinitionView(entry.name, problem=entry.problem)
+        return DefinitionView(entry.name, problem=entry.problem, is_file=bool(entry.path))
     inputs: dict[str, JSON] = msgspec.to_builtins(workflow.inputs)
     steps = [
         step for step in all_steps(workflow.steps) if isinstance(step, ToolStep | ApprovalStep)
@@ -156,7 +171,17 @@ def _definition_view(
         entry.next_at,
         definition_digest(workflow),
         tuple(_approvable(workflow, step, caller, in_force) for step in steps),
+        _schedule_view(workflow),
+        tuple(sorted({s.agent for s in all_steps(workflow.steps) if isinstance(s, AgentStep)})),
+        bool(entry.path),
     )
+
+
+def _schedule_view(workflow: Workflow) -> ScheduleView | None:
+    found = workflow.schedule
+    if found is None:
+        return None
+    return ScheduleView(found.cron, found.every_s, found.timezone, found.enabled)
 
 
 def _approvable(
