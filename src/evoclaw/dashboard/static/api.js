@@ -118,6 +118,11 @@ export async function postEmpty(path, options) {
   return json(await ask("POST", path, undefined, options));
 }
 
+/** Send a PUT request. */
+export async function put(path, body, options) {
+  return json(await ask("PUT", path, body, options));
+}
+
 /** Send a PATCH request. */
 export async function patch(path, body, options) {
   return json(await ask("PATCH", path, body, options));

@@ -5,6 +5,7 @@ import { announce, h, oneLine, replace } from "../../dom.js";
 import { may } from "../../live.js";
 import { button, confirmed, dialog, empty, failed, field, select, toast }
   from "../../components.js";
+import { maySetUp, showFirstSteps } from "../../first_steps.js";
 import { Canvas } from "./canvas.js";
 import { Composer, leaveDraft } from "./composer.js";
 import { EdgeChooser } from "./edge.js";
@@ -108,9 +109,7 @@ class Chat {
     this.composer = new Composer("", { send, stop: () => {}, before });
     replace(this.place, h("header", { class: "row talk-head" }, this.opener(),
       h("h2", null, "New session")),
-    h("div", { class: "talk" }, empty("Write what you want done. The agent answers, shows every "
-      + "tool call, and asks for your approval where its policies require it.")),
-    this.composer.element);
+    this.welcome(signal), this.composer.element);
     this.composer.fit();
     try {
       const { agents: found } = await get("/v1/agents", null, { signal });
@@ -130,6 +129,19 @@ class Chat {
       replace(agents, h("span", { class: "soft small", role: "alert" },
         `The agents cannot be listed (${cause.message}). The default agent answers.`));
     }
+  }
+
+  /** The text of an empty chat; the first steps until all of them are done. */
+  welcome(signal) {
+    const usual = () => empty("Write what you want done. The agent answers, shows every tool "
+      + "call, and asks for your approval where its policies require it.");
+    const place = h("div", { class: "talk" }, usual());
+    const whenDone = () => replace(place, usual());
+    const ask = (message) => this.composer.put(message);
+    if (maySetUp()) showFirstSteps(place, signal, { ask, whenDone }).catch((cause) => {
+      if (cause.name !== "AbortError") toast(cause.message, "bad");
+    });
+    return place;
   }
 
   async showSession(id, signal) {

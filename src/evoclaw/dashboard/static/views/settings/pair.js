@@ -49,7 +49,8 @@ export function showPair(place, signal) {
   return replace(place, form, invited);
 }
 
-function invitation(id, made, until, signal) {
+/** An invitation: a QR code, a command and a link, and whether the device is online. */
+export function invitation(id, made, until, signal) {
   const command = made.command || `evoclaw edge join ${made.url} --token ${made.token}`;
   const left = h("span", { class: "invite-left" });
   const state = h("div", { class: "invite-state", role: "status" });
