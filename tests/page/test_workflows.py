@@ -117,15 +117,18 @@ async def test_the_schedule_is_changed_and_the_file_keeps_its_comments(
     await page.get_by_label("Cron", exact=False).first.fill("0 7 * * 1-5")
     await page.get_by_label("Time zone of cron").fill("Europe/Berlin")
     await looker.button("Save the schedule").click()
+    await expect(page.locator(".toast.bad")).to_contain_text("inputs are missing: who")
+    await page.get_by_label("Inputs of each start").fill('{"who": "Ann"}')
+    await looker.button("Save the schedule").click()
     await expect(page.get_by_text("0 7 * * 1-5 (Europe/Berlin), next")).to_be_visible()
     assert flow.read().startswith(FLOW)
     items = ok(await looker.house.client.get("/v1/workflows"))["items"]
     (shown,) = [one for one in items if one["name"] == "greet"]
-    assert shown["next_at"] > 0
+    assert shown["next_at"] > 0 and shown["schedule"]["inputs"] == {"who": "Ann"}
 
     await page.get_by_label("Cron", exact=False).first.fill("0 99 * * *")
     await looker.button("Save the schedule").click()
-    await expect(page.locator(".toast.bad")).to_contain_text("hour")
+    await expect(page.locator(".toast.bad", has_text="hour")).to_be_visible()
     await page.get_by_label("Cron", exact=False).first.fill("")
     await looker.button("Save the schedule").click()
     await expect(page.get_by_text("only when started")).to_be_visible()
@@ -140,16 +143,16 @@ async def test_a_workflow_is_created_corrected_edited_and_deleted(looker: Looker
     await page.get_by_label("Name of the new workflow").fill("daily")
     await looker.button("Continue").click()
     await change(page, "workflow daily", 'kind = "agent"', 'kind = "agnt"')
-    await looker.button("Save").click()
+    await page.get_by_role("button", name="Save", exact=True).click()
     problem = page.locator(".definition-problem")
     await expect(problem).to_contain_text(re.compile(r"Line \d+: .*did you mean 'agent'"))
     await change(page, "workflow daily", 'kind = "agnt"', 'kind = "agent"')
     await change(page, "workflow daily", "Summarise {{ inputs.what }}", "say {{ inputs.what }}")
-    await looker.button("Save").click()
+    await page.get_by_role("button", name="Save", exact=True).click()
     await expect(page.get_by_role("heading", name="daily", exact=True)).to_be_visible()
 
     await change(page, "workflow daily", 'default = "the news"', 'default = "the weather"')
-    await looker.button("Save").click()
+    await page.get_by_role("button", name="Save", exact=True).click()
     await expect(page.get_by_text("Runs that start from now on use it")).to_be_visible()
     await looker.button("Run").click()
     await expect(page.get_by_role("listitem", name="step ask")).to_contain_text("succeeded")
@@ -174,7 +177,7 @@ async def test_a_broken_file_is_shown_with_its_problem_and_corrected(
     await looker.go("workflows", "greet")
     await expect(page.locator(".definition-problem")).to_contain_text("did you mean 'approval'?")
     await change(page, "workflow greet", "aproval", "approval")
-    await looker.button("Save").click()
+    await page.get_by_role("button", name="Save", exact=True).click()
     await expect(page.get_by_role("heading", name="Run it")).to_be_visible()
     assert flow.read() == FLOW
 

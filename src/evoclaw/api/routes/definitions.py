@@ -62,6 +62,8 @@ class ScheduleUpdate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     every_s: Annotated[int, Meta(ge=1, le=31_536_000)] | None = None
     timezone: ShortText = ""
     """Empty: UTC."""
+    inputs: dict[str, JSON] | None = None
+    """The inputs of each start; null: as they are."""
     enabled: bool = True
 
 
@@ -187,7 +189,9 @@ async def save_schedule(
 def _schedule_values(data: ScheduleUpdate) -> Mapping[tuple[str, ...], JSON]:
     if not data.cron and data.every_s is None:
         return {("schedule",): None}
+    inputs = {} if data.inputs is None else {("schedule", "inputs"): data.inputs or None}
     return {
+        **inputs,
         ("schedule", "cron"): data.cron or None,
         ("schedule", "every_s"): data.every_s,
         ("schedule", "timezone"): data.timezone or None,

@@ -75,6 +75,8 @@ class ScheduleView(Struct, frozen=True, omit_defaults=True):
     every_s: int | None = None
     timezone: str = "UTC"
     enabled: bool = True
+    inputs: dict[str, JSON] = {}
+    """The inputs of each start, without secrets."""
 
 
 class DefinitionView(Struct, frozen=True, omit_defaults=True):
@@ -181,7 +183,8 @@ def _schedule_view(workflow: Workflow) -> ScheduleView | None:
     found = workflow.schedule
     if found is None:
         return None
-    return ScheduleView(found.cron, found.every_s, found.timezone, found.enabled)
+    inputs = DEFAULT_REDACTOR.value(found.inputs)
+    return ScheduleView(found.cron, found.every_s, found.timezone, found.enabled, inputs)
 
 
 def _approvable(

@@ -96,11 +96,15 @@ function schedule(flow, path, editor, draw) {
   const every = h("input", { type: "number", min: "1", step: "1", value: now.every_s || "" });
   const zone = h("input", { value: now.timezone || "", placeholder: "UTC" });
   const enabled = h("input", { type: "checkbox", checked: now.enabled !== false });
+  const hasInputs = Object.keys(flow.inputs || {}).length > 0;
+  const inputs = h("textarea", { rows: "2", class: "mono",
+    value: JSON.stringify(now.inputs || {}) });
   const save = h("button", { class: "primary" }, "Save the schedule");
   const form = h("form", { class: "card flow-form" }, h("h2", null, "Schedule"), shown,
     h("div", { class: "settings-form" },
       field("Cron", cron, "minute, hour, day of month, month, day of week"),
-      field("Or every so many seconds", every), field("Time zone of cron", zone)),
+      field("Or every so many seconds", every), field("Time zone of cron", zone),
+      hasInputs && field("Inputs of each start, as JSON", inputs)),
     h("label", { class: "check" }, enabled, " Turned on"),
     h("div", { class: "row" }, save,
       h("span", { class: "soft small" }, "Leave both empty to start it only by hand.")));
@@ -110,13 +114,22 @@ function schedule(flow, path, editor, draw) {
       if (editor.changed) throw new Error("Save or discard your changes of the definition first.");
       const saved = await put(`${path}/schedule`, { sha256: editor.sha256, cron: cron.value.trim(),
         every_s: every.value ? Number(every.value) : null, timezone: zone.value.trim(),
-        enabled: enabled.checked });
+        inputs: hasInputs ? parsed(inputs.value) : null, enabled: enabled.checked });
       editor.use(saved, true);
       toast("saved: the schedule");
       await draw();
     });
   });
   return form;
+}
+
+/** @param {string} text */
+function parsed(text) {
+  try {
+    return JSON.parse(text || "{}");
+  } catch (problem) {
+    throw new Error(`The inputs are not valid JSON: ${/** @type {Error} */ (problem).message}`);
+  }
 }
 
 /** @param {Element} place @param {string} name @param {AbortSignal} signal */
