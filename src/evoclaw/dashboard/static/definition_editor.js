@@ -39,7 +39,10 @@ export class DefinitionEditor {
     return this.area.value !== this.loaded;
   }
 
-  /** Show the stored text, or the template of a new definition. */
+  /**
+   * Show the stored text, or the template of a new definition.
+   * @returns {Promise<unknown>}
+   */
   async load() {
     const { path, template, signal, missing } = this.options;
     if (!may("admin")) {
@@ -50,8 +53,7 @@ export class DefinitionEditor {
       const found = template === undefined ? await get(path, null, { signal })
         : { text: template, sha256: "" };
       return this.use(found, template === undefined);
-    } catch (problem) {
-      const cause = /** @type {any} */ (problem);
+    } catch (cause) {
       if (cause.name === "AbortError" || signal.aborted) return null;
       if (cause.status === 404 && missing) return replace(this.element, missing());
       return replace(this.element, failed(cause, () => this.load()));
@@ -90,8 +92,7 @@ export class DefinitionEditor {
       replace(this.report, savedText(done));
       toast(`saved: ${what}`);
       return this.options.saved(done);
-    } catch (problem) {
-      const cause = /** @type {any} */ (problem);
+    } catch (cause) {
       if (cause.name === "AbortError") return null;
       return this.showProblem(cause);
     }

@@ -18,7 +18,7 @@ export const maySetUp = () => may("admin");
 
 /**
  * Show the first steps with live marks.
- * @param {Element} place
+ * @param {HTMLElement} place
  * @param {AbortSignal} signal
  * @param {{ask?: (message: string) => void, whenDone?: () => void}} [options] `ask` puts an
  *   example where a question is written; without it there is a field here. `whenDone` is called
@@ -48,7 +48,7 @@ async function progress(signal) {
 
 class FirstSteps {
   /**
-   * @param {Element} place @param {Progress} found @param {AbortSignal} signal
+   * @param {HTMLElement} place @param {Progress} found @param {AbortSignal} signal
    * @param {((message: string) => void)|undefined} ask @param {(() => void)|undefined} whenDone
    */
   constructor(place, found, signal, ask, whenDone) {
@@ -57,8 +57,12 @@ class FirstSteps {
     this.found = found;
     this.signal = signal;
     this.over = false;
+    this.modelState = h("p", { role: "status" });
+    this.edges = h("p", { role: "status" });
+    this.invited = h("div");
+    this.invite = this.inviteForm();
     this.model = step(1, "The model works", this.modelBody());
-    this.machine = step(2, "A first machine", this.machineBody());
+    this.machine = step(2, "A first machine", [this.edges, may("fleet:write") && this.invite]);
     this.question = step(3, "A first question", questionBody(ask, signal));
     this.said = h("p", { class: "soft", role: "status" });
   }
@@ -92,8 +96,7 @@ class FirstSteps {
     mark(this.question, done[2]);
     replace(this.edges, done[1] ? `Online: ${edges.map((edge) => edge.agent_id).join(", ")}`
       : "No machine is online yet. Tools run on machines.");
-    if (done[1]) this.invite.hidden = !this.invited.firstChild;
-    else this.invite.hidden = false;
+    this.invite.hidden = done[1] && !this.invited.firstChild;
     this.drawModel();
     replace(this.said, all ? "All three are done."
       : `${done.filter(Boolean).length} of 3 done.`);
@@ -104,7 +107,6 @@ class FirstSteps {
   }
 
   modelBody() {
-    this.modelState = h("p", { role: "status" });
     const test = button("Test the model", async () => {
       const path = `/v1/agents/${encodeURIComponent(this.found.agent)}/model-check`;
       replace(this.modelState, "Waiting for its answer…");
@@ -130,15 +132,13 @@ class FirstSteps {
     else replace(this.modelState, `${name} was not asked yet.`);
   }
 
-  machineBody() {
-    this.edges = h("p", { role: "status" });
-    this.invited = h("div");
+  inviteForm() {
     const name = h("input", { value: "my-machine", required: true, maxlength: "64",
       autocomplete: "off", pattern: "[A-Za-z0-9][A-Za-z0-9_\\-]*" });
     const go = h("button", { class: "primary" }, "Invite a machine");
-    this.invite = h("form", { class: "flow-form" },
+    const form = h("form", { class: "flow-form" },
       h("div", { class: "row name-form" }, field("Its name", name), go), this.invited);
-    this.invite.addEventListener("submit", (event) => {
+    form.addEventListener("submit", (event) => {
       event.preventDefault();
       return busy(go, async () => {
         const id = name.value.trim();
@@ -148,7 +148,7 @@ class FirstSteps {
         replace(this.invited, invitation(id, made, until, this.signal));
       });
     });
-    return [this.edges, may("fleet:write") && this.invite];
+    return form;
   }
 }
 

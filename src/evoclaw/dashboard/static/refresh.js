@@ -11,7 +11,7 @@ const INTERVAL_MS = 5000; // for what the event stream does not have, such as wo
 /**
  * Fill an element with the result of some work, and keep it up to date until aborted.
  * @template T
- * @param {Element} place @param {() => Promise<T>} work @param {(found: T) => any} show
+ * @param {HTMLElement} place @param {() => Promise<T>} work @param {(found: T) => any} show
  * @param {AbortSignal} signal
  */
 export async function refreshing(place, work, show, signal) {
@@ -24,8 +24,7 @@ export async function refreshing(place, work, show, signal) {
       if (signal.aborted || now === last) return;
       last = now;
       redraw(place, show(found));
-    } catch (problem) {
-      const cause = /** @type {Error} */ (problem);
+    } catch (cause) {
       if (cause.name === "AbortError" || signal.aborted) return;
       last = "";
       replace(place, failed(cause, again));
@@ -51,7 +50,7 @@ export async function refreshing(place, work, show, signal) {
 
 /**
  * Replace the content; a link that has the focus keeps it.
- * @param {Element} place @param {any} content
+ * @param {HTMLElement} place @param {any} content
  */
 function redraw(place, content) {
   const active = document.activeElement;

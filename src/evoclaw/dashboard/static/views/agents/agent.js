@@ -13,7 +13,7 @@ import { agentTemplate, flowLinks, limitsOf, machineOf, toolsOf } from "./facts.
 
 const HISTORY_LIMIT = 20;
 
-/** Show one agent. @param {Element} root @param {string} name @param {AbortSignal} signal */
+/** Show one agent. @param {HTMLElement} root @param {string} name @param {AbortSignal} signal */
 export async function showAgent(root, name, signal) {
   const back = h("p", null, h("a", { href: "#/agents" }, "All agents"));
   const about = h("section", { class: "card" }), history = h("section");
@@ -31,8 +31,7 @@ export async function showAgent(root, name, signal) {
     replace(root, back, about, may("runs:write") && runForm(name, signal),
       h("h2", null, "Last runs"), history, h("h2", null, "Definition"),
       definition(name, path, signal, draw));
-  } catch (problem) {
-    const cause = /** @type {any} */ (problem);
+  } catch (cause) {
     if (cause.name !== "AbortError") replace(root, back, failed(cause));
     return;
   }
@@ -53,7 +52,7 @@ function aboutShown(agent, flows, path) {
     ["used by", used.length ? h("span", null, flowLinks(used)) : ""]])];
 }
 
-/** @param {string} path @param {Element} place */
+/** @param {string} path @param {HTMLElement} place */
 async function testModel(path, place) {
   const found = await post(`${path}/model-check`, {});
   replace(place, found.ok ? badge("good", `answered in ${duration(found.seconds)}`)
@@ -76,7 +75,7 @@ function runForm(name, signal) {
   return form;
 }
 
-/** @param {Element} place @param {string} name @param {AbortSignal} signal */
+/** @param {HTMLElement} place @param {string} name @param {AbortSignal} signal */
 function showHistory(place, name, signal) {
   if (!may("runs:read")) return replace(place, empty("Your token cannot see runs."));
   return refreshing(place, () => get("/v1/runs", { agent: name, limit: HISTORY_LIMIT }, { signal }),

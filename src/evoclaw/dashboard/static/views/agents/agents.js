@@ -15,7 +15,7 @@ export const title = "Agents";
 
 /**
  * Show all agents, or one (`#/agents/NAME`).
- * @param {Element} root @param {string[]} args @param {AbortSignal} signal
+ * @param {HTMLElement} root @param {string[]} args @param {AbortSignal} signal
  */
 export async function mount(root, args, signal) {
   if (!may("agents:invoke")) {
@@ -60,7 +60,7 @@ const COLUMNS = [
   { title: "last run", cell: (agent) => when(agent.ran?.last_at) },
 ];
 
-/** @param {Element} place @param {AbortSignal} signal */
+/** @param {HTMLElement} place @param {AbortSignal} signal */
 function newAgent(place, signal) {
   const { form, name } = nameForm("agent", (chosen) => edit(chosen));
   /** @param {string} chosen */

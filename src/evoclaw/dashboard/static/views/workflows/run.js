@@ -16,7 +16,7 @@ const ANSWERS = { approve: "Approve", deny: "Deny", retry: "Retry the step", ski
 
 /**
  * Show one run, live until it has ended.
- * @param {Element} root @param {string} name @param {string} id @param {AbortSignal} signal
+ * @param {HTMLElement} root @param {string} name @param {string} id @param {AbortSignal} signal
  */
 export async function showWorkflowRun(root, name, id, signal) {
   const path = `/v1/workflow-runs/${encodeURIComponent(id)}`;
@@ -28,14 +28,13 @@ export async function showWorkflowRun(root, name, id, signal) {
     try {
       const run = await get(path, null, { signal });
       if (turn === asked && !signal.aborted) replace(body, shown(run, path, draw));
-    } catch (problem) {
-      const cause = /** @type {any} */ (problem);
+    } catch (cause) {
       if (cause.name !== "AbortError" && !signal.aborted) replace(body, failed(cause, draw));
     }
   };
   await draw();
   const soon = perFrame(draw);
-  follow(`${path}/events`, { signal, onEvent: soon }).catch((/** @type {any} */ cause) => {
+  follow(`${path}/events`, { signal, onEvent: soon }).catch((cause) => {
     if (!signal.aborted) toast(cause.message, "bad");
   });
 }

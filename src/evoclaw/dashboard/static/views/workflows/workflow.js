@@ -14,7 +14,7 @@ import { flowLink, scheduleText, stateBadge } from "./facts.js";
 
 const HISTORY_LIMIT = 20;
 
-/** Show one workflow. @param {Element} root @param {string} name @param {AbortSignal} signal */
+/** Show one workflow. @param {HTMLElement} root @param {string} name @param {AbortSignal} signal */
 export async function showWorkflow(root, name, signal) {
   const back = h("p", null, h("a", { href: "#/workflows" }, "All workflows"));
   const about = h("section", { class: "card" }), start = h("section"), times = h("section");
@@ -29,7 +29,7 @@ export async function showWorkflow(root, name, signal) {
     if (signal.aborted) return flow;
     replace(about, h("h2", null, name), flow.description && h("p", null, flow.description),
       flow.problem ? h("p", { class: "definition-problem", role: "alert" }, flow.problem)
-        : h("p", { class: "soft" }, `Steps: ${flow.steps.join(", ")}`));
+        : h("p", { class: "soft" }, `Steps: ${(flow.steps || []).join(", ")}`));
     replace(start, !flow.problem && may("workflows:run") && startForm(flow, signal));
     replace(times, !flow.problem && schedule(flow, path, editor, draw));
     return flow;
@@ -41,8 +41,7 @@ export async function showWorkflow(root, name, signal) {
     replace(text, editor.element, flow.is_file && mayEdit() && h("div", { class: "row end" },
       button("Delete…", () => remove(name, path, editor), { tone: "danger",
         label: `Delete workflow ${name}` })));
-  } catch (problem) {
-    const cause = /** @type {any} */ (problem);
+  } catch (cause) {
     if (cause.name !== "AbortError") replace(root, back, failed(cause));
     return;
   }
@@ -127,12 +126,12 @@ function schedule(flow, path, editor, draw) {
 function parsed(text) {
   try {
     return JSON.parse(text || "{}");
-  } catch (problem) {
-    throw new Error(`The inputs are not valid JSON: ${/** @type {Error} */ (problem).message}`);
+  } catch (cause) {
+    throw new Error(`The inputs are not valid JSON: ${cause.message}`, { cause });
   }
 }
 
-/** @param {Element} place @param {string} name @param {AbortSignal} signal */
+/** @param {HTMLElement} place @param {string} name @param {AbortSignal} signal */
 function showHistory(place, name, signal) {
   const work = () => get("/v1/workflow-runs", { name, limit: HISTORY_LIMIT }, { signal });
   return refreshing(place, work,

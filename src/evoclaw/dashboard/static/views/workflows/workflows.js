@@ -15,7 +15,7 @@ export const title = "Workflows";
 
 /**
  * Show all workflows, one (`#/workflows/NAME`), or a run of it (`#/workflows/NAME/ID`).
- * @param {Element} root @param {string[]} args @param {AbortSignal} signal
+ * @param {HTMLElement} root @param {string[]} args @param {AbortSignal} signal
  */
 export async function mount(root, args, signal) {
   if (!may("workflows:read")) {
@@ -60,7 +60,7 @@ const COLUMNS = [
     flow.last.id) }, stateBadge(flow.last.state), " ", when(flow.last.started_at)) : "–") },
 ];
 
-/** @param {Element} place @param {AbortSignal} signal */
+/** @param {HTMLElement} place @param {AbortSignal} signal */
 function newWorkflow(place, signal) {
   const { form, name } = nameForm("workflow", (chosen) => {
     const path = `/v1/workflows/${encodeURIComponent(chosen)}/definition`;
