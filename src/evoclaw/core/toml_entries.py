@@ -38,7 +38,7 @@ def array_entries(text: str, name: str) -> list[TomlEntry]:
         while end > start and not lines[end - 1].strip():
             end -= 1
         block = "\n".join(lines[start:end])
-        found.append(TomlEntry(start, end, block, tomllib.loads(block)[name][0]))
+        found.append(TomlEntry(start, end, block, _parse(block)[name][0]))
     return found
 
 
@@ -80,16 +80,21 @@ def _comment_start(lines: list[str], last: int, header: int) -> int:
     return start if _is_toml(lines[last:start]) else header
 
 
+def _parse(text: str) -> dict[str, JSON]:
+    # The last line of a part may end with half a line break.
+    return tomllib.loads(f"{text}\n")
+
+
 def _is_toml(lines: list[str]) -> bool:
     try:
-        tomllib.loads("\n".join(lines))
+        _parse("\n".join(lines))
     except ValueError:
         return False
     return True
 
 
 def _path(header: str) -> tuple[tuple[str, ...], bool]:
-    value: JSON = tomllib.loads(header)
+    value: JSON = _parse(header)
     path: list[str] = []
     is_entry = False
     while value:

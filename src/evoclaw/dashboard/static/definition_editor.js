@@ -64,7 +64,7 @@ export class DefinitionEditor {
   use(found, stored) {
     this.sha256 = found.sha256;
     this.area.value = found.text;
-    this.loaded = stored ? found.text : "";
+    this.loaded = stored ? this.area.value : "";
     this.area.rows = Math.min(30, Math.max(8, found.text.split("\n").length + 2));
     return replace(this.element, this.area, this.report, mayEdit() ? h("div", { class: "row" },
       button("Save", () => this.send(false), { tone: "primary" }),

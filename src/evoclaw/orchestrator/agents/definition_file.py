@@ -136,7 +136,7 @@ class AgentDefinitionFile:
 
     def _text(self) -> str:
         try:
-            return self._path.read_text("utf-8")
+            return self._path.read_bytes().decode()
         except FileNotFoundError:
             return ""
         except (OSError, UnicodeDecodeError) as problem:
