@@ -181,6 +181,20 @@ async def test_a_definition_with_a_secret_is_neither_shown_nor_saved(tmp_path: P
         assert key not in hidden.body.decode()
 
 
+@pytest.mark.parametrize("broken", ["[a b]\n", "port = \n[[agents]]\n", '[[agents]]\nid = "post\n'])
+async def test_a_settings_file_that_is_not_toml_is_reported_and_not_changed(
+    tmp_path: Path, broken: str
+) -> None:
+    async with running_service(tmp_path) as up:
+        owner = await owner_of(up, tmp_path)
+        read = (await owner.get(AGENT)).json
+        (tmp_path / "evoclaw.toml").write_text(SETTINGS + broken)
+        refused = await owner.ask("PUT", AGENT, read)
+        assert (refused.status, refused.code) == (409, "invalid_definition"), refused.body
+        assert "not TOML" in refused.json["error"]["message"]
+        assert (tmp_path / "evoclaw.toml").read_text() == SETTINGS + broken
+
+
 async def test_a_workflow_is_created_edited_scheduled_and_deleted(tmp_path: Path) -> None:
     async with running_service(tmp_path) as up:
         owner = await owner_of(up, tmp_path)

@@ -48,7 +48,7 @@ def update_values(text: str, values: Mapping[KeyPath, JSON]) -> str:
     try:
         for keys, value in values.items():
             text = remove_value(text, keys) if value is None else set_value(text, keys, value)
-    except ParseError as problem:
+    except TOMLKitError as problem:
         raise ConfigError(f"not TOML: {problem}") from None
     return text
 

@@ -28,10 +28,6 @@ class WorkflowFiles:
         self._catalogue = catalogue
         self._one_change_at_a_time = Lock()
 
-    def names(self) -> frozenset[str]:
-        """The workflows that can be edited."""
-        return frozenset(entry.name for entry in self._catalogue.all() if entry.path)
-
     def read(self, name: str) -> DefinitionText:
         """The text of a workflow; `DefinitionNotFound` if it has no file."""
         path = self._path(name)

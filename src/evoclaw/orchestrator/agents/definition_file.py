@@ -36,10 +36,6 @@ class AgentDefinitionFile:
         """
         self._path, self._check = path, check
 
-    def names(self) -> frozenset[str]:
-        """The agents that can be edited."""
-        return frozenset(str(entry.values.get("id")) for entry in self._entries(self._text()))
-
     def read(self, name: str) -> DefinitionText:
         """The text of an agent; `DefinitionNotFound` if the file has none."""
         entry = self._find(self._text(), name)
@@ -132,7 +128,10 @@ class AgentDefinitionFile:
         )
 
     def _entries(self, text: str) -> list[TomlEntry]:
-        return array_entries(text, TABLE)
+        try:
+            return array_entries(text, TABLE)
+        except ValueError as problem:
+            raise ConfigError(f"{self._path} is not TOML: {problem}") from None
 
     def _text(self) -> str:
         try:
