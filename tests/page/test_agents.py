@@ -128,6 +128,7 @@ async def test_the_built_in_agent_and_the_list_say_what_an_agent_may_do(looker: 
     row = looker.page.get_by_role("row").filter(has_text="careful")
     await expect(row).to_contain_text("vllm/qwen2.5-vl-scripted")
     await expect(row).to_contain_text("all")
+    await expect(row).to_contain_text("10 turns")
     number = int(await row.locator("td[data-title=runs]").inner_text())
     run = await start_run(looker.house.client, "say again", agent="careful")
     await wait_for_state(looker.house.client, run)

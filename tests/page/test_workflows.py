@@ -131,7 +131,7 @@ async def test_the_schedule_is_changed_and_the_file_keeps_its_comments(
     await expect(page.locator(".toast.bad", has_text="hour")).to_be_visible()
     await page.get_by_label("Cron", exact=False).first.fill("")
     await looker.button("Save the schedule").click()
-    await expect(page.get_by_text("only when started")).to_be_visible()
+    await expect(page.get_by_text("only by hand", exact=True)).to_be_visible()
     assert "schedule" not in flow.read()
     looker.complaints.clear()  # the browser reports the refused request
 

@@ -126,6 +126,8 @@ class AgentView(Struct, frozen=True):
     outputs: dict[str, Field]
     max_iterations: int
     """The turn limit of the loop where a request sets none."""
+    max_turns: int
+    """The turn limit of a run in a session."""
     max_seconds: float
     """The time limit of a run."""
     on: str
@@ -325,6 +327,7 @@ def _view(agent: Agent) -> AgentView:
         agent.inputs,
         agent.outputs,
         iterative_settings(agent).max_turns,
+        agent.settings.max_turns,
         agent.settings.max_seconds,
         agent.on,
         agent.budget,

@@ -21,7 +21,7 @@ export function toolsOf({ tools, capabilities }) {
 }
 
 /** The limits of an agent's runs, in words. @param {any} agent */
-export function limitsOf({ max_iterations: turns, max_seconds: seconds, budget }) {
+export function limitsOf({ max_turns: turns, max_seconds: seconds, budget }) {
   const spent = Object.entries(budget || {}).map(([kind, most]) => `${most} ${kind}`);
   return [some(turns, "turn"), duration(seconds), ...spent].join(", ");
 }

@@ -19,7 +19,7 @@ export const flowLink = (name, run) =>
 
 /** When a workflow starts by itself, in words. @param {any} flow */
 export function scheduleText({ schedule, next_at: next }) {
-  if (!schedule) return "only when started";
+  if (!schedule) return "only by hand";
   const rule = schedule.cron ? `${schedule.cron} (${schedule.timezone || "UTC"})`
     : `every ${duration(schedule.every_s)}`;
   if (schedule.enabled === false) return `${rule}, turned off`;
