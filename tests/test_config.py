@@ -279,9 +279,9 @@ def test_a_removed_key_is_refused_and_the_error_says_what_to_do(edge: Edge, brai
             read("[audit]\ndays = 7\nhot = 1000\n")
 
 
-def test_a_line_number_is_reported_only_if_it_is_certain(edge: Edge) -> None:
+def test_a_line_inside_a_text_of_several_lines_is_not_taken_for_a_key(edge: Edge) -> None:
     text = 'summary = """\nlevel = 1\n"""\nlevel = "x"'
-    assert "agent.toml: level: Invalid enum value" in refusal(edge, text)
+    assert "agent.toml, line 4: level: Invalid enum value" in refusal(edge, text)
     assert "line 3" in refusal(edge, '# level = "full"\n\n"level" = "x"')
 
 

@@ -14,7 +14,7 @@ from tests.page.house import House, page_house
 from tests.page.looking import Looker
 
 LOOP = "session"
-PATIENCE = 20_000
+PATIENCE = 60_000
 """Milliseconds; a first command on a busy machine takes more than the usual five seconds."""
 
 

@@ -15,6 +15,8 @@ VIEWS = {
     "fleet": "Fleet",
     "chat": "Chat",
     "runs": "Runs",
+    "agents": "Agents",
+    "workflows": "Workflows",
     "approvals": "Approvals",
     "tools": "Tools & skills",
     "metrics": "Metrics",

@@ -12,14 +12,14 @@ from playwright.async_api import expect
 
 from evoclaw.edge.joining import qr_rows
 from tests.page.house import SECOND, House
-from tests.page.looking import PHONE, Looker
+from tests.page.looking import PHONE, VIEWS, Looker
 from tests.support.command_line import Shell
 from tests.support.up_process import ok
 
 pytestmark = [pytest.mark.page, pytest.mark.asyncio(loop_scope="session")]
 PAGES = [
     ("settings", name)
-    for name in ("notifications", "tokens", "budgets", "policy", "stops", "about")
+    for name in ("notifications", "tokens", "budgets", "policy", "stops", "start", "about")
 ] + [("fleet?show=map", ""), ("fleet", SECOND)]  # fmt: skip
 
 
@@ -146,7 +146,7 @@ async def test_an_emergency_stop_is_a_red_banner_on_every_view(looker: Looker) -
     await expect(banner).to_have_count(0)
     ok(await client.post("/v1/stops", stop))
     try:
-        for view in ("fleet", "chat", "runs", "approvals", "tools", "metrics", "audit", "settings"):
+        for view in VIEWS:
             await looker.go(view)
             await expect(banner).to_contain_text("Emergency stop: agent careful")
             await expect(banner).to_contain_text("smoke in the lab")

@@ -278,6 +278,27 @@ async def test_runs_are_listed_newest_first_and_page_by_page(place: Place) -> No
         assert (await store.run_request("r0"), await store.run_request("r1")) == (None, b"errand")
 
 
+async def test_runs_are_listed_and_counted_by_agent(place: Place) -> None:
+    async with await opened(place) as store:
+        for session, agent, owner in (("a1", "a", "ann"), ("a2", "a", "bob"), ("b1", "b", "ann")):
+            await store.create(Session(session, agent, owner))
+            for number in range(2):
+                await store.create_run(f"{session}.{number}", session, "hello")
+        found = [run.id for run in await store.runs(agent="a")]
+        assert found == ["a2.1", "a2.0", "a1.1", "a1.0"]
+        assert [run.id for run in await store.runs(agent="a", before="a2.0", owner="ann")] == [
+            "a1.1",
+            "a1.0",
+        ]
+        assert await store.runs(agent="c") == []
+        assert {(agent, count) for agent, count, _, _ in await store.run_counts()} == {
+            ("a", 4),
+            ("b", 2),
+        }
+        assert await store.run_counts("bob") == [("a", 2, 1000.0, 0.0)]
+        assert await store.of("acme").run_counts() == []
+
+
 async def test_ended_runs_are_those_that_failed_or_took_long(place: Place) -> None:
     clock = [1000.0]
     store = SessionStore(await place.open(SCHEMA), clock=lambda: clock[0])

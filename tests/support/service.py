@@ -16,6 +16,7 @@ from evoclaw.api.app import create_app
 from evoclaw.api.dependencies import ApiDependencies, ReloadResult
 from evoclaw.api.server import serving
 from evoclaw.api.settings import ServerSettings
+from evoclaw.config.toml_edit import update_values
 from evoclaw.core.agent import Agent
 from evoclaw.core.bound_tools import BoundTool
 from evoclaw.core.messages import JSON
@@ -30,6 +31,7 @@ from evoclaw.observe.audit.writer import open_audit
 from evoclaw.orchestrator.agents.memory import Memory
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.orchestrator.overview.metrics import MetricsReader
+from evoclaw.orchestrator.overview.model_checks import ModelChecks
 from evoclaw.orchestrator.people.access import AccessControl, TokenVerifier
 from evoclaw.orchestrator.people.approvals import CallApprovals
 from evoclaw.orchestrator.people.questions import Questions
@@ -69,6 +71,7 @@ from evoclaw.tools.question import question
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.trust.pairing import Devices
 from evoclaw.wiring.pairing import edge_pairing
+from evoclaw.wiring.settings_file import agent_definition_file
 from evoclaw.workflows.catalogue import Catalogue
 from evoclaw.workflows.definition import AgentStep, ApprovalStep, Workflow
 from evoclaw.workflows.scripted import ScriptedAgents, ScriptedTools
@@ -178,7 +181,7 @@ class ServiceHarness:
         self.memory = Memory(MemoryStore(database))
         self.workflows = Workflows(
             WorkflowStore(database),
-            Catalogue(workflows=[WORKFLOW]),
+            Catalogue(folder / "workflows", workflows=[WORKFLOW]),
             ScriptedAgents({"greeter": "hello"}),
             ScriptedTools({}),
             approved_by=self.approvals.step_approver,
@@ -231,6 +234,9 @@ class ServiceHarness:
             canvases=self.canvases,
             ratings=self.ratings,
             reload=lambda: ReloadResult((), (), ()),
+            agent_definitions=agent_definition_file({"EVOCLAW_HOME": str(self.folder)}),
+            edit_toml=update_values,
+            model_checks=ModelChecks(lambda _: self.provider, lambda _: ""),
             policies=self.judged.explainer({AGENT.name: AGENT}),
             receipts=ReceiptArchive(self.receipts),
             memory=self.memory,

@@ -19,6 +19,7 @@ from evoclaw.api.openapi import OpenApiDocument
 from evoclaw.api.routes import (
     agents,
     approvals,
+    definitions,
     events,
     fleet,
     governance,
@@ -100,6 +101,7 @@ def api_routes() -> list[HTTPRouteHandler]:
         *settings.ROUTES,
         *tokens.ROUTES,
         *workflows.ROUTES,
+        *definitions.ROUTES,
         *health.ROUTES,
         *openapi.ROUTES,
     ]

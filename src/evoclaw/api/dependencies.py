@@ -5,22 +5,25 @@ from __future__ import annotations
 from asyncio import Semaphore
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from msgspec import Struct
 
 from evoclaw.api.settings import ServerSettings
 from evoclaw.core.canvases import Canvases
 from evoclaw.core.ledgers import Ledger
+from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Tool, UnavailableTool
 from evoclaw.governance.shared_stops import StopRegistry
 from evoclaw.observe.audit.service import AuditService, RefusedRequest
+from evoclaw.orchestrator.agents.definition_file import AgentDefinitionFile
 from evoclaw.orchestrator.agents.memory import Memory
 from evoclaw.orchestrator.agents.policy_explainer import PolicyExplainer
 from evoclaw.orchestrator.fleet.pairing import EdgePairing
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.orchestrator.overview.damage import DamageReports
 from evoclaw.orchestrator.overview.metrics import MetricsReader
+from evoclaw.orchestrator.overview.model_checks import ModelChecks
 from evoclaw.orchestrator.overview.readiness import ReadinessCheck
 from evoclaw.orchestrator.people.access import AccessControl
 from evoclaw.orchestrator.people.approvals import CallApprovals
@@ -31,6 +34,8 @@ from evoclaw.orchestrator.sessions.conversations import Conversations
 from evoclaw.skills.registry import SkillRegistry
 from evoclaw.trust.pairing import Devices
 from evoclaw.workflows.workflows import Workflows
+
+EditToml: TypeAlias = Callable[[str, Mapping[tuple[str, ...], JSON]], str]
 
 
 def ignore_refusal(refusal: RefusedRequest) -> None:
@@ -90,6 +95,11 @@ class ApiDependencies:
     stops: StopRegistry | None = None
     reload: Callable[[], ReloadResult] | None = None
     """Reads the settings file again."""
+    agent_definitions: AgentDefinitionFile | None = None
+    """The agents of the settings file, as text."""
+    edit_toml: EditToml | None = None
+    """Sets values in a TOML text by their paths, and keeps its comments; None removes one."""
+    model_checks: ModelChecks | None = None
     canvases: Canvases | None = None
     ratings: RunRatings | None = None
     policies: PolicyExplainer | None = None

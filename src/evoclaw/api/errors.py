@@ -11,6 +11,11 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException, ValidationException
 from msgspec import Struct
 
+from evoclaw.core.definition_text import (
+    DefinitionConflict,
+    DefinitionHidden,
+    DefinitionNotFound,
+)
 from evoclaw.core.errors import (
     AgentNotFound,
     ConfigError,
@@ -143,6 +148,9 @@ _STATUS_BY_ERROR: Mapping[type[EvoClawError], tuple[int, str]] = {
     EdgeNotUsable: (409, "other_edge"),
     UnknownEdge: (404, "not_found"),
     workflows.BadInputs: (422, "invalid"),
+    DefinitionNotFound: (404, "not_found"),
+    DefinitionConflict: (409, "definition_changed"),
+    DefinitionHidden: (409, "contains_secret"),
     ConfigError: (422, "invalid"),
     RunQueueFull: (429, "too_many"),
     Draining: (503, "draining"),

@@ -41,7 +41,7 @@ BEARER = "token"
 OPENAI = "openai"
 """The tag of routes that answer errors in OpenAI's format."""
 TAGS = {
-    "agents": "Invoke agents.",
+    "agents": "Define, check and invoke agents.",
     OPENAI: "Invoke agents through OpenAI-compatible chat completions.",
     "runs": "Start, watch, steer, answer and cancel runs.",
     "sessions": "Conversations and their messages.",

@@ -18,7 +18,7 @@ from msgspec.structs import fields
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON, is_array, is_object
-from evoclaw.core.toml import parse_toml
+from evoclaw.core.toml import open_quote, parse_toml
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -54,7 +54,8 @@ class TomlDocument:
         # A value in an inline table has no line of its own; use the line of the table.
         tries = (self._line(place[:end]) for end in range(len(place), 0, -1))
         line = next(filter(None, tries), 0)
-        return ConfigError(f"{self._name}{f', line {line}' if line else ''}: {problem}")
+        message = f"{self._name}{f', line {line}' if line else ''}: {problem}"
+        return ConfigError(message, line=line, setting=".".join(place), problem=problem)
 
     def original_key(self, keys: KeyPath) -> str:
         """A key as it is in the file."""
@@ -262,10 +263,13 @@ def _table_label(table: KeyPath) -> str:
 
 def _key_lines(text: str) -> Iterator[tuple[int, str]]:
     """The lines that start a table or set a key, with its path; a heuristic without parsing."""
-    here = ""
+    here = quote = ""
     arrays: Counter[str] = Counter()
     for number, line in enumerate(text.split("\n"), 1):
+        inside, quote = bool(quote), open_quote(line, quote)
         stripped = line.strip()
+        if inside:
+            continue
         if stripped.startswith("["):
             here = _KEY_PUNCTUATION.sub("", stripped.partition("]")[0])
             if stripped.startswith("[["):

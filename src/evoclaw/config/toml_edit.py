@@ -43,6 +43,16 @@ def set_value(text: str, keys: KeyPath, value: JSON) -> str:
     return tomlkit.dumps(document)
 
 
+def update_values(text: str, values: Mapping[KeyPath, JSON]) -> str:
+    """The file with several values set; None removes one."""
+    try:
+        for keys, value in values.items():
+            text = remove_value(text, keys) if value is None else set_value(text, keys, value)
+    except TOMLKitError as problem:
+        raise ConfigError(f"not TOML: {problem}") from None
+    return text
+
+
 def remove_value(text: str, keys: KeyPath) -> str:
     """The file without a value; the same text if it does not set it."""
     document = tomlkit.parse(text)

@@ -28,7 +28,20 @@ class EvoClawError(Exception):
 
 
 class ConfigError(EvoClawError):
-    """The configuration or an argument is invalid; the message says what to do."""
+    """The configuration or an argument is invalid; the message says what to do.
+
+    Args:
+        message: What is wrong, where, and what to do.
+        line: The line of the file; 0 if it is not known.
+        setting: The path of the setting, such as `server.port`; empty if it is not known.
+        problem: The message without the file and the line; empty: the message.
+    """
+
+    def __init__(
+        self, message: str = "", *, line: int = 0, setting: str = "", problem: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.line, self.setting, self.problem = line, setting, problem or message
 
 
 class SchemaError(EvoClawError):

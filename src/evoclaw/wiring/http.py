@@ -142,12 +142,14 @@ def _api_dependencies(
     from evoclaw.api.dependencies import ApiDependencies, ignore_refusal
     from evoclaw.api.routes.channels import channel_routes, chat_channel_routes
     from evoclaw.api.routes.notifications import notification_routes
+    from evoclaw.config.toml_edit import update_values
     from evoclaw.dashboard.static_files import dashboard_routes
     from evoclaw.observe.audit.service import AuditService
     from evoclaw.orchestrator.channels.chat.channel import ChatChannel
     from evoclaw.orchestrator.channels.webhooks import WebhookChannel
     from evoclaw.orchestrator.overview.damage import DamageReports
     from evoclaw.orchestrator.overview.metrics import MetricsReader
+    from evoclaw.orchestrator.overview.model_checks import ModelChecks
     from evoclaw.orchestrator.overview.readiness import readiness_checks
     from evoclaw.orchestrator.people.ratings import RunRatings
     from evoclaw.orchestrator.receipts.archive import ReceiptArchive
@@ -155,6 +157,7 @@ def _api_dependencies(
     from evoclaw.store.sessions.ratings import RatingStore
     from evoclaw.wiring.oversight import stop_board
     from evoclaw.wiring.pairing import edge_pairing
+    from evoclaw.wiring.settings_file import agent_definition_file
     from evoclaw.wiring.settings_reload import reload_settings
 
     run_factory, writer = runtime.run_factory, runtime.governance.audit
@@ -196,6 +199,9 @@ def _api_dependencies(
         skills=run_factory.toolbox.skill_registry,
         stops=stop_board(env, runtime.stores.database),
         reload=lambda: reload_settings(runtime, env),
+        agent_definitions=agent_definition_file(env),
+        edit_toml=update_values,
+        model_checks=ModelChecks(runtime.providers.get, runtime.providers.problem),
         canvases=run_factory.canvases,
         ratings=RunRatings(RatingStore(runtime.stores.database)),
         policies=policy_explainer(run_factory, runtime.agents),

@@ -21,10 +21,11 @@ from evoclaw.config.toml_edit import (
 )
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON, is_object
+from evoclaw.orchestrator.agents.definition_file import AgentDefinitionFile
 from evoclaw.transport.private_files import write_private
 from evoclaw.wiring.settings import SETTINGS_FILE, orchestrator_settings, settings_template
 
-__all__ = ["SettingsFile", "dump"]
+__all__ = ["SettingsFile", "agent_definition_file", "dump"]
 
 
 class SettingsFile:
@@ -98,6 +99,12 @@ class SettingsFile:
         """Replace the file, if its settings are valid; a symbolic link stays one."""
         parse_evoclaw_toml(text, self.path, self._env)
         write_private(self.path.resolve(), text.encode())
+
+
+def agent_definition_file(env: Mapping[str, str]) -> AgentDefinitionFile:
+    """The agents of the file, as text."""
+    path = default_data_folder(env) / SETTINGS_FILE
+    return AgentDefinitionFile(path, lambda text: parse_evoclaw_toml(text, path, env))
 
 
 def _key_path(key: str) -> KeyPath:

@@ -10,6 +10,7 @@ from msgspec import Struct
 from evoclaw.core.errors import EvoClawError
 from evoclaw.skills.names import unknown_name
 from evoclaw.workflows.definition import Workflow, WorkflowStep, all_steps
+from evoclaw.workflows.errors import InvalidWorkflow
 from evoclaw.workflows.toml_reader import read_workflow
 from evoclaw.workflows.validation import validate_workflow
 
@@ -36,7 +37,7 @@ class Catalogue:
 
     def __init__(self, folder: Path | None = None, workflows: Iterable[Workflow] = ()) -> None:
         """Choose the folder and the workflows in code; an invalid one in code raises at once."""
-        self._folder = folder
+        self.folder = folder
         self._in_code = [
             WorkflowEntry(workflow.name, workflow=validate_workflow(workflow))
             for workflow in workflows
@@ -67,13 +68,36 @@ class Catalogue:
         """The names of the valid workflows."""
         return [entry.name for entry in self.all() if entry.workflow is not None]
 
+    def check(self, name: str, path: Path, text: str) -> None:
+        """Check a text as if it were in a file; `InvalidWorkflow` if it is not valid there."""
+        workflow = read_workflow(text, str(path), path.stem)
+        if workflow.name != name:
+            raise InvalidWorkflow(
+                f"name must stay {name!r}: runs and steps use it. Create another workflow to have "
+                "another name.",
+                setting="name",
+            )
+        others = [entry for entry in self.all() if entry.name != name]
+        checked = _without_cycles([*others, WorkflowEntry(name, str(path), workflow)])[-1]
+        if checked.problem:
+            raise InvalidWorkflow(checked.problem)
+
+    def users_of(self, name: str) -> Sequence[str]:
+        """The workflows with a step that runs this one."""
+        return [
+            entry.name
+            for entry in self.all()
+            if entry.workflow is not None
+            and any(step.workflow == name for step in _workflow_steps(entry.workflow))
+        ]
+
     def _files(self) -> Sequence[WorkflowEntry]:
-        if self._folder is None:
+        if self.folder is None:
             return ()
         try:
-            paths = sorted(self._folder.glob("*.toml"))[:MAX_WORKFLOW_FILES]
+            paths = sorted(self.folder.glob("*.toml"))[:MAX_WORKFLOW_FILES]
         except OSError as problem:
-            return [WorkflowEntry(self._folder.name, str(self._folder), problem=str(problem))]
+            return [WorkflowEntry(self.folder.name, str(self.folder), problem=str(problem))]
         self._cache = {path: self._cache[path] for path in paths if path in self._cache}
         return [self._file(path) for path in paths]
 

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TypeAlias
 
+from evoclaw.core.toml import open_quote
+
 TomlKeys: TypeAlias = tuple[str, ...]
 """The path to a value: its tables, then its own key; numbers are indices of an array."""
 
@@ -47,7 +49,7 @@ def _keys(lines: list[str]) -> Iterator[tuple[int, TomlKeys]]:
     arrays: Counter[TomlKeys] = Counter()
     quote = ""
     for number, line in enumerate(lines, 1):
-        inside, quote = bool(quote), _open_quote(line, quote)
+        inside, quote = bool(quote), open_quote(line, quote)
         text = line.strip()
         if inside or text.startswith("#"):
             continue
@@ -69,13 +71,3 @@ def _table(header: str, arrays: Counter[TomlKeys]) -> TomlKeys:
         # A table below an array of tables belongs to its last element.
         keys = (*plain, str(arrays[plain] - 1)) if plain in arrays else plain
     return keys
-
-
-def _open_quote(line: str, quote: str) -> str:
-    """The multi-line quote that is open at the end of a line; empty if none is."""
-    for found in re.findall(r'"""|\'\'\'', line):
-        if not quote:
-            quote = found
-        elif quote == found:
-            quote = ""
-    return quote

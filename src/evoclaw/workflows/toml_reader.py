@@ -54,7 +54,8 @@ class _WorkflowReader:
 
     def _error(self, keys: TomlKeys, fragment: str, problem: str) -> EvoClawError:
         line = self._lines.line(keys, fragment)
-        return InvalidWorkflow(f"{self._file}{f', line {line}' if line else ''}: {problem}")
+        message = f"{self._file}{f', line {line}' if line else ''}: {problem}"
+        return InvalidWorkflow(message, line=line, setting=".".join(keys), problem=problem)
 
     def _check_keys(self, keys: TomlKeys, table: dict[str, JSON], names: Iterable[str]) -> None:
         for key in table:

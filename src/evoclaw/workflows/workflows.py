@@ -20,6 +20,7 @@ from evoclaw.store.workflows.workflows import StoredWorkflow, WorkflowStore
 from evoclaw.workflows.catalogue import Catalogue, WorkflowEntry
 from evoclaw.workflows.child_workflows import ChildWorkflows, new_workflow, request_cancel
 from evoclaw.workflows.definition import all_steps
+from evoclaw.workflows.definition_files import WorkflowFiles
 from evoclaw.workflows.driver import ApprovedBy, not_approved
 from evoclaw.workflows.errors import (
     BadInputs,
@@ -87,6 +88,7 @@ class Workflows:
             clock: Returns Unix seconds.
         """
         self._store, self._catalogue = store, catalogue
+        self.files = WorkflowFiles(catalogue)
         self._settings = settings or WorkflowSettings()
         children = ChildWorkflows(store, catalogue, self._notify_changed)
         performer = StepRunner(agents, tools, children, clock)

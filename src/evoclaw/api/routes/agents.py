@@ -15,16 +15,15 @@ from msgspec import Meta, Struct
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
 from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import ApiError, ErrorBody, require
-from evoclaw.api.routes.parameters import (
-    AgentName,
-    IdempotencyKey,
-)
+from evoclaw.api.routes.governance import check_operator
+from evoclaw.api.routes.parameters import AgentName, IdempotencyKey, PathId
 from evoclaw.api.routes.runs import record_frame
 from evoclaw.api.sse import EVENT_STREAM, EventStream, event_stream, frame
 from evoclaw.core.agent import Agent, Field, LoopSettings
 from evoclaw.core.events import StopReason
 from evoclaw.core.messages import JSON
 from evoclaw.orchestrator.agents.definitions import InvalidAgentInputs, iterative_settings
+from evoclaw.orchestrator.overview.model_checks import ModelCheck
 from evoclaw.orchestrator.people.access import Caller, TokenScope
 from evoclaw.orchestrator.runs.invoke import (
     Invocations,
@@ -141,6 +140,14 @@ class AgentView(Struct, frozen=True):
     """The fields of its answer, by name."""
     max_iterations: int
     """The turn limit of the loop where a request sets none."""
+    max_turns: int
+    """The turn limit of a run in a session."""
+    max_seconds: float
+    """The time limit of a run."""
+    on: str
+    """The edge that its tools run on, `any` or `*`; empty: the edge of the session."""
+    budget: dict[str, float]
+    """The budget of one run, by kind."""
 
 
 class AgentList(Struct, frozen=True):
@@ -247,9 +254,33 @@ async def invoke_stream(
     return stream
 
 
+@get("/v1/agents/{name:str}/model-check", scope=TokenScope.AGENTS_INVOKE, tags=["agents"])
+async def show_model_check(
+    parts: InjectedDependencies, caller: InjectedCaller, name: PathId
+) -> ModelCheck:
+    """Show the last check of the agent's model, or what is known without one."""
+    return require(parts.model_checks, "models").last(_invocations(parts).agent(name).model)
+
+
+@post(
+    "/v1/agents/{name:str}/model-check",
+    scope=TokenScope.ADMIN,
+    tags=["agents"],
+    status_code=200,
+)
+async def check_model(
+    parts: InjectedDependencies, caller: InjectedCaller, name: PathId
+) -> ModelCheck:
+    """Check the agent's model with one real, short request to its provider."""
+    check_operator(parts, caller)
+    return await require(parts.model_checks, "models").check(_invocations(parts).agent(name).model)
+
+
 ROUTES: tuple[HTTPRouteHandler, ...] = (
     list_agents,
     show_agent,
+    show_model_check,
+    check_model,
     invoke,
     invoke_iterative,
     invoke_stream,
@@ -311,4 +342,8 @@ def _view(agent: Agent) -> AgentView:
         agent.inputs,
         agent.outputs,
         iterative_settings(agent).max_turns,
+        agent.settings.max_turns,
+        agent.settings.max_seconds,
+        agent.on,
+        agent.budget,
     )

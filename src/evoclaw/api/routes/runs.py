@@ -43,7 +43,7 @@ from evoclaw.core.record_encoding import record_json
 from evoclaw.orchestrator.people.access import Caller, TokenScope
 from evoclaw.orchestrator.people.ratings import Rating
 from evoclaw.orchestrator.runs.hub import WatcherTooSlow
-from evoclaw.orchestrator.runs.requests import RunRequest, RunStatus, RunView
+from evoclaw.orchestrator.runs.requests import AgentRunCount, RunRequest, RunStatus, RunView
 
 TAGS = ["runs"]
 NDJSON_MEDIA_TYPE = "application/x-ndjson"
@@ -86,6 +86,12 @@ class RunPage(Struct, frozen=True):
     """The runs."""
     next: str = ""
     """The value of `before` for the next page; empty on the last page."""
+
+
+class RunCounts(Struct, frozen=True):
+    """The runs of each agent."""
+
+    items: tuple[AgentRunCount, ...]
 
 
 class CancelResult(Struct, frozen=True):
@@ -218,6 +224,7 @@ async def list_runs(
     parent_run: Annotated[str, id_filter("Only sub-runs of this run; empty: all.")] = "",
     before: Cursor = "",
     limit: PageLimit = 50,
+    agent: IdFilter = "",
 ) -> RunPage:
     """List your runs, the newest first; an admin sees those of the whole tenant."""
     owner = None if caller.may(TokenScope.ADMIN) else caller.principal.user
@@ -229,8 +236,16 @@ async def list_runs(
         parent_run=parent_run,
         before=before,
         limit=limit,
+        agent=agent,
     )
     return RunPage(tuple(found), found[-1].run_id if len(found) == limit else "")
+
+
+@get("/v1/run-counts", scope=TokenScope.RUNS_READ, tags=TAGS)
+async def count_runs(parts: InjectedDependencies, caller: InjectedCaller) -> RunCounts:
+    """Count your runs by agent; an admin counts those of the whole tenant."""
+    owner = None if caller.may(TokenScope.ADMIN) else caller.principal.user
+    return RunCounts(tuple(await require(parts.runs, "runs").counts(caller.tenant, owner)))
 
 
 @get("/v1/runs/{run_id:str}", scope=TokenScope.RUNS_READ, tags=TAGS)
@@ -383,6 +398,7 @@ async def show_rating(parts: InjectedDependencies, caller: InjectedCaller, run_i
 ROUTES: tuple[HTTPRouteHandler, ...] = (
     start_run,
     list_runs,
+    count_runs,
     show_run,
     watch_run,
     read_records,

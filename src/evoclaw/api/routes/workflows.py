@@ -35,6 +35,7 @@ from evoclaw.orchestrator.people.access import Caller, TokenScope
 from evoclaw.orchestrator.people.approvals import ApprovalCase
 from evoclaw.workflows.catalogue import WorkflowEntry
 from evoclaw.workflows.definition import (
+    AgentStep,
     ApprovalStep,
     ToolStep,
     Workflow,
@@ -72,6 +73,17 @@ class ApprovableStep(Struct, frozen=True, omit_defaults=True):
     """Who approved it for all runs; empty: not approved."""
 
 
+class ScheduleView(Struct, frozen=True, omit_defaults=True):
+    """When a workflow starts by itself."""
+
+    cron: str = ""
+    every_s: int | None = None
+    timezone: str = "UTC"
+    enabled: bool = True
+    inputs: dict[str, JSON] = {}
+    """The inputs of each start, without secrets."""
+
+
 class DefinitionView(Struct, frozen=True, omit_defaults=True):
     """A workflow definition, or what is wrong with it."""
 
@@ -91,6 +103,11 @@ class DefinitionView(Struct, frozen=True, omit_defaults=True):
     """The digest of the definition."""
     approvable: tuple[ApprovableStep, ...] = ()
     """The steps that can be approved for all runs; a person is asked about each otherwise."""
+    schedule: ScheduleView | None = None
+    agents: tuple[str, ...] = ()
+    """The agents of its steps."""
+    is_file: bool = False
+    """Whether it is a file, which `PUT /v1/workflows/{name}/definition` can change."""
 
 
 class DefinitionList(Struct, frozen=True):
@@ -158,7 +175,7 @@ def _definition_view(
 ) -> DefinitionView:
     workflow = entry.workflow
     if workflow is None:
-        return DefinitionView(entry.name, problem=entry.problem)
+        return DefinitionView(entry.name, problem=entry.problem, is_file=bool(entry.path))
     inputs: dict[str, JSON] = msgspec.to_builtins(workflow.inputs)
     steps = [
         step for step in all_steps(workflow.steps) if isinstance(step, ToolStep | ApprovalStep)
@@ -172,7 +189,18 @@ def _definition_view(
         entry.next_at,
         definition_digest(workflow),
         tuple(_approvable(workflow, step, caller, in_force) for step in steps),
+        _schedule_view(workflow),
+        tuple(sorted({s.agent for s in all_steps(workflow.steps) if isinstance(s, AgentStep)})),
+        bool(entry.path),
     )
+
+
+def _schedule_view(workflow: Workflow) -> ScheduleView | None:
+    found = workflow.schedule
+    if found is None:
+        return None
+    inputs = DEFAULT_REDACTOR.value(found.inputs)
+    return ScheduleView(found.cron, found.every_s, found.timezone, found.enabled, inputs)
 
 
 def _approvable(

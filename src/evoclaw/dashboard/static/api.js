@@ -170,6 +170,16 @@ export async function postEmpty(path, options) {
 }
 
 /**
+ * Send a PUT request.
+ * @template {string} Path
+ * @param {Path} path @param {unknown} body @param {RequestOptions} [options]
+ * @returns {Promise<Api.Put<Path>>}
+ */
+export async function put(path, body, options) {
+  return json(await ask("PUT", path, body, options));
+}
+
+/**
  * Send a PATCH request.
  * @template {string} Path
  * @param {Path} path @param {unknown} body @param {RequestOptions} [options]

@@ -10,6 +10,7 @@ import { storeFiles } from "./offline.js";
 
 const VIEWS = [
   ["fleet", "Fleet", "f"], ["chat", "Chat", "c"], ["runs", "Runs", "r"],
+  ["agents", "Agents", "n"], ["workflows", "Workflows", "w"],
   ["approvals", "Approvals", "a"], ["tools", "Tools & skills", "t"], ["metrics", "Metrics", "m"],
   ["audit", "Audit", "u"], ["settings", "Settings", "s"],
 ];
@@ -256,10 +257,12 @@ function onKey(event) {
 
 function help() {
   if (document.querySelector("dialog[open]")) return;
-  dialog("Keys", h("dl", { class: "keys" },
+  const keys = dialog("Keys", h("dl", { class: "keys" },
     VIEWS.map(([, title, letter]) => [
       h("dt", null, h("kbd", null, `g ${letter}`)), h("dd", null, title)]),
-    h("dt", null, h("kbd", null, "?")), h("dd", null, "this list")));
+    h("dt", null, h("kbd", null, "?")), h("dd", null, "this list")),
+  h("p", null, h("a", { href: "#/settings/start",
+    on: { click: () => keys.close() } }, "First steps")));
 }
 
 /** A link from `evoclaw page` has its token in the fragment, which browsers do not send. */

@@ -128,6 +128,17 @@ class RunView(Struct, frozen=True, omit_defaults=True):
     """The user who owns the session."""
 
 
+class AgentRunCount(Struct, frozen=True):
+    """How often an agent ran."""
+
+    agent: str
+    runs: int
+    last_at: float
+    """When its last run started."""
+    cost: float
+    """In dollars, of the runs with a known price."""
+
+
 _PositiveInt: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 

@@ -23,6 +23,7 @@ from evoclaw.core.tracing import current_traceparent
 from evoclaw.orchestrator.runs.driver import RunDriver, encode_user_message
 from evoclaw.orchestrator.runs.hub import Hub, WatcherTooSlow
 from evoclaw.orchestrator.runs.requests import (
+    AgentRunCount,
     Draining,
     EmptyMessage,
     KeyReused,
@@ -272,6 +273,7 @@ class Runs:
         parent_run: str = "",
         before: str = "",
         limit: int = 50,
+        agent: str = "",
     ) -> Sequence[RunView]:
         """Runs of a tenant, newest first.
 
@@ -283,9 +285,15 @@ class Runs:
             parent_run: Only sub-runs of this run.
             before: Only runs older than this one: the last run of the previous page.
             limit: The largest number of runs.
+            agent: Only runs of this agent.
         """
         views = RunViews(self._conversations.store.of(tenant))
-        return await views.list(session_id, state, owner, before, limit, parent_run)
+        return await views.list(session_id, state, owner, before, limit, parent_run, agent)
+
+    async def counts(self, tenant: str, owner: str | None = None) -> Sequence[AgentRunCount]:
+        """How often each agent of a tenant ran; with an owner, only in sessions of this user."""
+        rows = await self._conversations.store.of(tenant).run_counts(owner)
+        return [AgentRunCount(agent, count, last, cost or 0.0) for agent, count, last, cost in rows]
 
     async def watch(
         self, tenant: str, run_id: str, after: int = 0, *, follow: bool = False

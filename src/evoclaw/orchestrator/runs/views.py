@@ -73,6 +73,7 @@ class RunViews:
         before: str,
         limit: int,
         parent_run: str = "",
+        agent: str = "",
     ) -> Sequence[RunView]:
         """Views of some runs, newest first."""
         found: list[RunView] = []
@@ -84,6 +85,7 @@ class RunViews:
                 parent_run=parent_run,
                 before=before,
                 limit=limit,
+                agent=agent,
             )
             for stored in page:
                 if state in (None, status_of(stored)) and len(found) < limit:

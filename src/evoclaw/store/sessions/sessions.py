@@ -243,6 +243,7 @@ class SessionStore:
         parent_run: str = "",
         before: str = "",
         limit: int = 50,
+        agent: str = "",
     ) -> list[StoredRun]:
         """Runs, newest first.
 
@@ -253,11 +254,12 @@ class SessionStore:
             parent_run: Only those that this run started.
             before: Only those created before this run.
             limit: How many at most.
+            agent: Only those of the sessions of an agent.
         """
         chosen = [
             *([session_id] if session_id else []),
             *([owner] if owner is not None else []),
-            *(value for value in (parent_run, before) if value),
+            *(value for value in (parent_run, before, agent) if value),
         ]
         statement = statements.select_runs(
             state,
@@ -265,12 +267,28 @@ class SessionStore:
             owner=owner is not None,
             parent=bool(parent_run),
             before=bool(before),
+            agent=bool(agent),
         )
         values = (self.tenant, *chosen, limit)
         rows = await self.database.read(
             lambda c: c.execute(statement, values).fetchall(), allow_stale=True
         )
         return [self._run(row) for row in rows]
+
+    async def run_counts(
+        self, owner: str | None = None
+    ) -> list[tuple[str, int, float, float | None]]:
+        """By agent: the number of runs, the start of the last one and their known cost.
+
+        Args:
+            owner: Only those of the sessions of a user.
+        """
+        statement = statements.count_runs(owner=owner is not None)
+        values = (self.tenant,) if owner is None else (self.tenant, owner)
+        rows = await self.database.read(
+            lambda c: c.execute(statement, values).fetchall(), allow_stale=True
+        )
+        return [(agent, count, last, cost) for agent, count, last, cost in rows]
 
     async def ended_runs(self, since: float, long_s: float, limit: int) -> list[StoredRun]:
         """Runs without a parent that failed or took long, in the order of their ends.

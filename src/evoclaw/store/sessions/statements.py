@@ -4,6 +4,7 @@ from __future__ import annotations
 
 REQUEST_COLUMN = "errand"
 """The column of `runs` with the run request: older versions may share the database."""
+_SESSION_OF_RUN = "SELECT 1 FROM sessions s WHERE s.tenant = runs.tenant AND s.id = runs.session_id"
 RUN_COLUMNS = (
     "id, session_id, asked, parent_run, root_run, background, stop, "
     "turns, calls, tokens_in, tokens_out, cost, began_at, ended_at, label, "
@@ -30,7 +31,9 @@ def run_by_id(tenant: str, run_id: str) -> str:
     return f"id = {run_id} AND tenant || '' = {tenant}"
 
 
-def select_runs(state: str, *, session: bool, owner: bool, parent: bool, before: bool) -> str:
+def select_runs(
+    state: str, *, session: bool, owner: bool, parent: bool, before: bool, agent: bool = False
+) -> str:
     """The SELECT of the runs of a tenant, newest first, in a state and with these filters.
 
     Its values are the tenant, those of the filters, and the limit.
@@ -42,11 +45,21 @@ def select_runs(state: str, *, session: bool, owner: bool, parent: bool, before:
         (owner, f"AND {owned} = ?"),
         (parent, "AND parent_run = ? AND parent_run <> ''"),
         (before, f"AND {seq} < (SELECT seq FROM runs WHERE tenant = ?1 AND id = ?)"),
+        (agent, f"AND EXISTS ({_SESSION_OF_RUN} AND s.agent = ?)"),
     )
     conditions = " ".join(condition for wanted, condition in chosen if wanted)
     return (
         f"SELECT {RUN_COLUMNS} FROM runs WHERE tenant = ?1 {conditions} {STATE_CONDITIONS[state]} "
         f"ORDER BY {seq} DESC LIMIT ?"
+    )
+
+
+def count_runs(*, owner: bool) -> str:
+    """The SELECT of the number of runs and the last start by agent; its values: tenant, owner."""
+    return (
+        "SELECT s.agent, count(*), max(runs.began_at), sum(runs.cost) FROM runs "
+        "JOIN sessions s ON s.tenant = runs.tenant AND s.id = runs.session_id "
+        f"WHERE runs.tenant = ? {'AND runs.owner = ?' if owner else ''} GROUP BY s.agent"
     )
 
 

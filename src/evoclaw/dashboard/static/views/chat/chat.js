@@ -6,6 +6,7 @@ import { announce, h, inside, oneLine, replace } from "../../dom.js";
 import { may } from "../../live.js";
 import { button, confirmed, dialog, empty, failed, field, select, toast }
   from "../../components.js";
+import { maySetUp, showFirstSteps } from "../../first_steps.js";
 import { Canvas } from "./canvas.js";
 import { Composer, leaveDraft } from "./composer.js";
 import { EdgeChooser } from "./edge.js";
@@ -144,9 +145,7 @@ class Chat {
     const composer = this.composer = new Composer("", { send, stop: () => {}, before });
     replace(this.place, h("header", { class: "row talk-head" }, this.opener(),
       h("h2", null, "New session")),
-    h("div", { class: "talk" }, empty("Write what you want done. The agent answers, shows every "
-      + "tool call, and asks for your approval where its policies require it.")),
-    composer.element);
+    this.welcome(signal), composer.element);
     composer.fit();
     try {
       const { agents: found } = await get("/v1/agents", null, { signal });
@@ -167,6 +166,19 @@ class Chat {
       replace(agents, h("span", { class: "soft small", role: "alert" },
         `The agents cannot be listed (${cause.message}). The default agent answers.`));
     }
+  }
+
+  /** The text of an empty chat; the first steps until all of them are done. */
+  welcome(signal) {
+    const usual = () => empty("Write what you want done. The agent answers, shows every tool "
+      + "call, and asks for your approval where its policies require it.");
+    const place = h("div", { class: "talk" }, usual());
+    const whenDone = () => replace(place, usual());
+    const ask = (message) => this.composer.put(message);
+    if (maySetUp()) showFirstSteps(place, signal, { ask, whenDone }).catch((cause) => {
+      if (cause.name !== "AbortError") toast(cause.message, "bad");
+    });
+    return place;
   }
 
   /** @param {string} id @param {AbortSignal} signal */

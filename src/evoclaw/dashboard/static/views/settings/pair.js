@@ -55,10 +55,11 @@ export function showPair(place, signal) {
 }
 
 /**
+ * An invitation: a QR code, a command and a link, and whether the device is online.
  * @param {string} id @param {Api.EdgeInvitation} made @param {number} until
  * @param {AbortSignal} signal
  */
-function invitation(id, made, until, signal) {
+export function invitation(id, made, until, signal) {
   const command = made.command || `evoclaw edge join ${made.url} --token ${made.token}`;
   const left = h("span", { class: "invite-left" });
   const state = h("div", { class: "invite-state", role: "status" });

@@ -5,6 +5,7 @@ import { get } from "../../api.js";
 import { h, replace } from "../../dom.js";
 import { may, me } from "../../live.js";
 import { badge, load } from "../../components.js";
+import { showFirstSteps } from "../../first_steps.js";
 import { showBudgets } from "./budgets.js";
 import { showNotifications } from "./notifications.js";
 import { showPair } from "./pair.js";
@@ -23,6 +24,7 @@ const SECTIONS = {
   budgets: ["Budgets", showBudgets],
   policy: ["Policies", showPolicy],
   stops: ["Emergency stop", showStops],
+  start: ["First steps", showFirstSteps],
   about: ["About", showAbout],
 };
 

@@ -1,0 +1,62 @@
+// @ts-check
+// Content that is loaded again when runs change, and every few seconds.
+
+import { replace } from "./dom.js";
+import { on } from "./live.js";
+import { failed, load } from "./components.js";
+
+const AFTER_CHANGE_MS = 1000;
+const INTERVAL_MS = 5000; // for what the event stream does not have, such as workflow runs
+
+/**
+ * Fill an element with the result of some work, and keep it up to date until aborted.
+ * @template T
+ * @param {HTMLElement} place @param {() => Promise<T>} work @param {(found: T) => any} show
+ * @param {AbortSignal} signal
+ */
+export async function refreshing(place, work, show, signal) {
+  let last = "";
+  const again = async () => {
+    if (signal.aborted || document.hidden) return;
+    try {
+      const found = await work();
+      const now = JSON.stringify(found);
+      if (signal.aborted || now === last) return;
+      last = now;
+      redraw(place, show(found));
+    } catch (cause) {
+      if (cause.name === "AbortError" || signal.aborted) return;
+      last = "";
+      replace(place, failed(cause, again));
+    }
+  };
+  await load(place, async () => {
+    const found = await work();
+    last = JSON.stringify(found);
+    return found;
+  }, show, signal);
+  /** @type {ReturnType<typeof setTimeout>|undefined} */
+  let soon;
+  on("runs", () => {
+    clearTimeout(soon);
+    soon = setTimeout(again, AFTER_CHANGE_MS);
+  }, signal);
+  const timer = setInterval(again, INTERVAL_MS);
+  signal.addEventListener("abort", () => {
+    clearTimeout(soon);
+    clearInterval(timer);
+  }, { once: true });
+}
+
+/**
+ * Replace the content; a link that has the focus keeps it.
+ * @param {HTMLElement} place @param {any} content
+ */
+function redraw(place, content) {
+  const active = document.activeElement;
+  const href = active && place.contains(active) ? active.getAttribute("href") : null;
+  replace(place, content);
+  if (href === null) return;
+  const found = [...place.querySelectorAll("a")].find((one) => one.getAttribute("href") === href);
+  found?.focus();
+}
