@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,15 @@ import evoclaw.dashboard
 from evoclaw.dashboard.static_files import dashboard_routes
 
 STATIC = Path(evoclaw.dashboard.__file__).parent / "static"
-FILES = sorted(path for path in STATIC.rglob("*") if path.is_file())
-SCRIPTS = [path for path in FILES if path.suffix == ".js"]
+VENDOR = STATIC / "vendor"
+MARKDOWN_IT = "90b5ae14a729eae76e1d911b5088349b03c90fab2cda799634477627bf693fb0"
+"""The SHA-256 of the vendored lexer: `make vendor` writes it, nobody edits it."""
+NOT_SERVED = {".md", ".txt"}
+FILES = sorted(
+    path for path in STATIC.rglob("*") if path.is_file() and path.suffix not in NOT_SERVED
+)
+OWN_FILES = [path for path in FILES if VENDOR not in path.parents]
+SCRIPTS = [path for path in OWN_FILES if path.suffix == ".js"]
 LONGEST_FILE, LONGEST_LINE = 400, 100
 MARKUP = re.compile(
     r"\b(innerHTML|outerHTML|insertAdjacentHTML|setHTMLUnsafe|createContextualFragment|DOMParser"
@@ -97,7 +105,19 @@ def test_scripts_use_no_html_injection_api(path: Path) -> None:
     assert found is None, found
 
 
-@pytest.mark.parametrize("path", FILES, ids=shown)
+def test_vendored_scripts_are_unchanged_and_come_with_their_licences(
+    client: TestClient[Litestar],
+) -> None:
+    lexer = VENDOR / "markdown-it.js"
+    version = lexer.read_text().split()[2].rstrip(",")
+
+    assert sha256(lexer.read_bytes()).hexdigest() == MARKDOWN_IT, "run: make vendor"
+    assert f"`markdown-it` {version}" in (VENDOR / "README.md").read_text()
+    assert "== entities ==" in (VENDOR / "LICENSES.txt").read_text()
+    assert client.get("/ui/vendor/README.md").status_code == 404
+
+
+@pytest.mark.parametrize("path", OWN_FILES, ids=shown)
 def test_static_files_are_short_and_load_no_external_resource(path: Path) -> None:
     text = path.read_text()
     lines = text.splitlines()

@@ -4,7 +4,7 @@ import { h, oneLine, replace, setText } from "../../dom.js";
 import { count, duration, money, some } from "../../format.js";
 import { badge, button, fold, runBadge, textBlock } from "../../components.js";
 import { CallCard, picture } from "./call.js";
-import { Writer, written } from "./text.js";
+import { Writer, written } from "../../markdown/writer.js";
 
 const WHY = {
   confirm: "The loop asked whether the answer is complete",
