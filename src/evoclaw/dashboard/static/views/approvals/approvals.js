@@ -13,7 +13,7 @@ import { workflowSteps } from "./steps.js";
 export const title = "Approvals";
 
 const SETTLE = 500; // milliseconds after a layout change in which clicks are rejected
-const KEYS = [["j", "next"], ["k", "previous"], ["o", "approve once"], ["s", "for the session"],
+const KEYS = [["j", "next"], ["k", "previous"], ["o", "approve once"], ["a", "always"],
   ["d", "deny"], ["x", "select"]];
 const WRITING = "input:not([type=checkbox], [type=radio]), textarea, select, [contenteditable]";
 
@@ -229,7 +229,7 @@ class Queue {
 
   act(event) {
     const card = this.cards.get(this.current);
-    const decision = { o: "once", s: "session", d: "deny" }[event.key];
+    const decision = { o: "once", a: "session", s: "session", d: "deny" }[event.key];
     if (!this.human || !card || (!decision && event.key !== "x")) return;
     event.preventDefault();
     if (event.key === "x") card.check.click();

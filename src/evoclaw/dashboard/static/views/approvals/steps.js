@@ -4,7 +4,7 @@ import { get, post } from "../../api.js";
 import { h } from "../../dom.js";
 import { may } from "../../live.js";
 import { button, confirmed, fold, load, table, toast } from "../../components.js";
-import { argumentList, visible } from "./card.js";
+import { argumentList, visible } from "./arguments.js";
 
 /** Show the steps that can be approved; nothing if there is no workflow, or it may not be read. */
 export function workflowSteps(section, place, signal) {
