@@ -20,6 +20,12 @@ export async function release(stop) {
   return items;
 }
 
+/** The command that releases a stop, for those whose token may not. */
+export function releaseCommand({ kind, name }) {
+  const quoted = /^[\w.-]+$/.test(name || "") ? name : `'${(name || "").replace(/'/g, "'\\''")}'`;
+  return `evoclaw stop --release --${clean(kind)}${name ? ` ${clean(quoted)}` : ""}`;
+}
+
 /** Show who stopped what, when and why, with a button that releases it. */
 export function showStopBanner(place) {
   replace(place, known.stops.map((stop) => h("div", { class: "stop-banner row between",
@@ -27,6 +33,8 @@ export function showStopBanner(place) {
     h("span", null, h("strong", null, `Emergency stop: ${clean(stopName(stop))}`),
       stop.by && ` · by ${clean(stop.by)}`, stop.at > 0 && [" · ", when(stop.at)],
       stop.reason && ` · ${clean(stop.reason)}`),
-    may("admin") && may("human") && button("Release…", () => release(stop),
-      { label: `Release ${stopName(stop)}` }))));
+    may("admin") && may("human")
+      ? button("Release…", () => release(stop), { label: `Release ${stopName(stop)}` })
+      : h("span", { class: "small" }, "To release it, run ",
+        h("code", null, releaseCommand(stop)), " on the orchestrator's machine"))));
 }
