@@ -1,9 +1,10 @@
 // Messages as elements: of the user, of the loop, and of the model.
 
 import { h, oneLine, replace, setText } from "../../dom.js";
-import { count, duration, money, some } from "../../format.js";
+import { bytes, count, duration, money, some } from "../../format.js";
 import { badge, button, fold, runBadge, textBlock } from "../../components.js";
 import { CallCard, picture } from "./call.js";
+import { splitFiles } from "./files.js";
 import { Writer, written } from "../../markdown/writer.js";
 
 const WHY = {
@@ -43,10 +44,13 @@ export function loopMessageKind(message) {
 
 /** A message of the user; `tools` are its buttons, `pictures` its images. */
 export function userMessage(text, { kind = "", tools = [], pictures = [] } = {}) {
+  const { words, files } = splitFiles(text);
   return h("div", { class: "said-by person" },
     h("div", { class: "bubble" },
       h("span", { class: "unseen" }, kind === "steer" ? "You, while it ran: " : "You: "),
-      h("div", { class: "as-typed" }, text), pictures),
+      h("div", { class: "as-typed" }, words), pictures,
+      files.map((file) => fold(`${oneLine(file.name, 60)} (${bytes(file.text.length)})`,
+        () => textBlock(file.text, `the file ${file.name}`)))),
     h("div", { class: "row end tools" },
       kind === "steer" && h("span", { class: "soft small" }, "steered"), tools));
 }
