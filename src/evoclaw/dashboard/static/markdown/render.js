@@ -9,9 +9,16 @@ import { isOutside, outsideLink, shownTarget } from "./links.js";
 
 const TASK = /^\[([ xX])\](?=\s)/;
 // The headings of a text are below those of the view that shows it.
-/** @type {Record<string, string>} */
+/** @type {Record<string, "h3"|"h4"|"h5"|undefined>} */
 const HEADINGS = { h1: "h3", h2: "h4", h3: "h5" };
-const SAME = new Set(["blockquote", "em", "li", "p", "s", "strong", "tbody", "thead", "tr", "ul"]);
+const TAGS = new Set(["blockquote", "em", "li", "p", "s", "strong", "tbody", "thead", "tr", "ul"]);
+
+/**
+ * The tag of an element that Markdown can have.
+ * @param {string} tag
+ */
+const knownTag = (tag) =>
+  /** @type {keyof HTMLElementTagNameMap} */ (TAGS.has(tag) ? tag : "span");
 
 /**
  * The elements of some tokens.
@@ -20,6 +27,7 @@ const SAME = new Set(["blockquote", "em", "li", "p", "s", "strong", "tbody", "th
  */
 export function elementsOf(tokens) {
   const root = h("div");
+  /** @type {HTMLElement[]} */
   const stack = [root];
   for (const token of tokens) {
     const parent = stack[stack.length - 1];
@@ -61,7 +69,7 @@ function elementOf(token) {
     const align = /right|center/.exec(token.attrGet("style") || "");
     return h(tag, { scope: tag === "th" && "col", class: align && `at-${align[0]}` });
   }
-  return h(SAME.has(tag) ? tag : "div");
+  return h(knownTag(tag));
 }
 
 /**
@@ -98,7 +106,7 @@ function inline(parts, parent) {
     const into = stack[stack.length - 1];
     if (part.type === "link_open") stack.push(added(into, linkOf(part)));
     else if (part.type === "link_close") closeLink(stack);
-    else if (part.nesting > 0) stack.push(added(into, h(SAME.has(part.tag) ? part.tag : "span")));
+    else if (part.nesting > 0) stack.push(added(into, h(knownTag(part.tag))));
     else if (part.nesting < 0) stack.pop();
     else into.append(...leaf(part, into));
   }

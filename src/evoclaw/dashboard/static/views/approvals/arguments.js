@@ -59,7 +59,7 @@ export function block(label, raw, options = {}) {
 
 /**
  * The arguments of a call.
- * @param {Record<string, *>} values
+ * @param {Record<string, *>|null} [values]
  */
 export function argumentList(values) {
   const pairs = Object.entries(values || {});
