@@ -14,7 +14,7 @@
 const END = "(?![\\s\\S])"; // of the whole code
 const HASH = "#[^\\n]*", SLASHES = "\\/\\/[^\\n]*", STARS = `\\/\\*[\\s\\S]*?(?:\\*\\/|${END})`;
 const DOUBLE = '"(?:[^"\\\\\\n]|\\\\[\\s\\S])*"?', SINGLE = "'(?:[^'\\\\\\n]|\\\\[\\s\\S])*'?";
-const LONG = `"""[\\s\\S]*?(?:"""|${END})|\'\'\'[\\s\\S]*?(?:\'\'\'|${END})`;
+const LONG = `"""[\\s\\S]*?(?:"""|${END})|'''[\\s\\S]*?(?:'''|${END})`;
 const TICKS = "`(?:[^`\\\\]|\\\\[\\s\\S])*`?", RAW_TICKS = "`[^`]*`?";
 const WORD = "[A-Za-z_$][\\w$]*", NUMBER = "\\b\\d[\\w.]*";
 
