@@ -223,6 +223,50 @@ async def test_a_streamed_text_draws_only_its_last_block_again(looker: Looker) -
     assert removed <= 1
 
 
+async def test_growing_code_keeps_its_element_and_is_coloured_at_its_end(looker: Looker) -> None:
+    await looker.enter("chat")
+    found = await looker.page.evaluate(
+        """async () => {
+          const { Writer } = await import("/ui/markdown/writer.js");
+          const place = document.createElement("div");
+          const writer = new Writer(place);
+          const coloured = () => place.querySelectorAll(".hl-keyword").length;
+          for (const piece of ["```p", "y\\n", "def a():\\n"]) writer.write(piece);
+          const block = place.firstChild, label = block.querySelector("span").textContent;
+          writer.write("    pass\\n");
+          const growing = [place.firstChild === block, label, coloured()];
+          writer.write("```\\n\\nand then");
+          return [...growing, coloured(), place.querySelector("code").textContent];
+        }"""
+    )
+    assert found == [True, "py", 0, 2, "def a():\n    pass"]
+
+
+async def test_reasoning_is_markdown_while_it_is_written_and_when_it_is_whole(
+    looker: Looker,
+) -> None:
+    await looker.enter("chat")
+    found = await looker.page.evaluate(
+        """async () => {
+          const { Reply } = await import("/ui/views/chat/messages.js");
+          const reply = new Reply("", {});
+          const shown = () => reply.thinking.querySelector("details .prose").innerHTML;
+          for (const piece of ["**so", "** be", " it"]) {
+            reply.addThought(piece);
+            reply.draw();
+          }
+          const streamed = shown();
+          reply.whole({ text: "", reasoning: "**so** be it" }, 1);
+          reply.draw();
+          const whole = shown();
+          reply.whole({ text: "", reasoning: "*else*" }, 1);
+          return [streamed, whole, shown(), reply.thinking.querySelectorAll("details").length];
+        }"""
+    )
+    so = "<p><strong>so</strong> be it</p>"
+    assert found == [so, so, "<p><em>else</em></p>", 1]
+
+
 async def test_a_streamed_text_knows_addresses_that_it_defines_later(looker: Looker) -> None:
     await looker.enter("chat")
     found = await looker.page.evaluate(

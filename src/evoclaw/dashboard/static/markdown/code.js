@@ -38,5 +38,5 @@ export function codeBlock(text, info = "", growing = false) {
   const show = (now, coloured = true) =>
     replace(code, coloured ? highlighted(now, language) : now);
   show(text, !growing);
-  return { element, code, show };
+  return { element, code, info, show };
 }

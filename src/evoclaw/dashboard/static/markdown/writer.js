@@ -82,7 +82,7 @@ export class Writer {
   /** @param {Block} block */
   drawLast({ tokens }) {
     const [token] = tokens, isCode = token.type === "fence";
-    if (isCode && this.code) {
+    if (isCode && this.code?.info === token.info) {
       this.code.show(token.content, false);
       return;
     }

@@ -74,7 +74,8 @@ export class Reply {
       h("span", { class: "unseen" }, "The agent: "),
       this.thinking, this.prose, this.status, this.calls, this.tools);
     this.writer = new Writer(this.prose);
-    this.fresh = "";
+    this.fresh = this.freshThought = "";
+    this.thoughtShown = null;
   }
 
   /** Set the status line; empty hides it. */
@@ -92,14 +93,20 @@ export class Reply {
   /** Add a piece of reasoning. */
   addThought(piece) {
     this.thought += piece;
+    this.freshThought += piece;
   }
 
   /** Discard what came so far. */
   clear() {
     replace(this.prose);
-    replace(this.thinking);
-    Object.assign(this, { text: "", fresh: "", thought: "", thoughtShown: null });
+    Object.assign(this, { text: "", fresh: "" });
+    this.clearThought();
     this.writer = new Writer(this.prose);
+  }
+
+  clearThought() {
+    replace(this.thinking);
+    Object.assign(this, { thought: "", freshThought: "", thoughtShown: null });
   }
 
   /** Draw new text; called once per frame. */
@@ -113,13 +120,14 @@ export class Reply {
 
   drawThought(label) {
     if (!this.thoughtShown) {
-      const words = h("span"), text = h("div", { class: "as-typed soft" });
-      this.thoughtShown = { words, text };
+      const words = h("span"), text = h("div", { class: "prose soft" });
+      this.thoughtShown = { words, writer: new Writer(text) };
       replace(this.thinking,
         h("details", null, h("summary", { class: "soft small" }, words), text));
     }
     setText(this.thoughtShown.words, label);
-    setText(this.thoughtShown.text, this.thought);
+    if (this.freshThought) this.thoughtShown.writer.write(this.freshThought);
+    this.freshThought = "";
   }
 
   /** The reply is complete: keep the streamed text if it is the same. */
@@ -130,10 +138,14 @@ export class Reply {
     const text = reply.text || "";
     if (text !== this.text) this.clear();
     if (text !== this.text) this.addText(text);
-    if (reply.reasoning && reply.reasoning !== this.thought) this.thought = reply.reasoning;
+    if (reply.reasoning && reply.reasoning !== this.thought) {
+      this.clearThought();
+      this.addThought(reply.reasoning);
+    }
     this.draw();
     this.writer.end();
     if (this.thought) this.drawThought("Reasoning");
+    this.thoughtShown?.writer.end();
     for (const call of reply.calls || []) this.addCall(call);
     if (reply.finish === "length") this.setStatus("The reply was cut off at the length limit.");
     if (reply.finish === "filtered") this.setStatus("The provider's filter cut the reply off.");

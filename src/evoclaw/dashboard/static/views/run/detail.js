@@ -109,7 +109,7 @@ function turnPart(detail, turn, run) {
         "message"))),
     turn.retries.map((one) => part(`Retry (${one.attempt})`,
       h("p", null, `${one.kind}: ${one.reason}`))),
-    turn.reasoning && fold("Reasoning", () => textBlock(turn.reasoning, "thoughts")),
+    turn.reasoning && fold("Reasoning", () => written(turn.reasoning)),
     (turn.text || writes) && part("Text",
       writes ? detail.growingText("text so far") : written(turn.text)),
     turn.calls.length > 0 && part(some(turn.calls.length, "call"), callList(detail, turn, run)),
