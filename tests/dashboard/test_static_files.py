@@ -17,7 +17,7 @@ from evoclaw.dashboard.static_files import dashboard_routes
 STATIC = Path(evoclaw.dashboard.__file__).parent / "static"
 VENDOR = STATIC / "vendor"
 MARKDOWN_IT = "90b5ae14a729eae76e1d911b5088349b03c90fab2cda799634477627bf693fb0"
-"""The SHA-256 of the vendored lexer: `make vendor` writes it, nobody edits it."""
+"""The SHA-256 of the vendored lexer, which only `make vendor` changes."""
 NOT_SERVED = {".md", ".txt"}
 FILES = sorted(
     path for path in STATIC.rglob("*") if path.is_file() and path.suffix not in NOT_SERVED
