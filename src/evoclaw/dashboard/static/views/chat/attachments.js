@@ -1,12 +1,14 @@
 // @ts-check
-// Pictures for the next message: dropped, pasted or chosen, and made small enough to send.
+// Files for the next message: dropped, pasted or chosen. Pictures are made small enough to send.
 
-import { h, replace } from "../../dom.js";
+import { h, oneLine, replace } from "../../dom.js";
+import { bytes } from "../../format.js";
 import { button } from "../../components.js";
+import { readText } from "./files.js";
 
 const EDGES = [1568, 1024, 768, 512]; // pixels of the longer side that are tried
 const MAX_BYTES = 350_000; // of one picture: two fit into a request of the default size
-const MAX_PICTURES = 8;
+const MAX_FILES = 8;
 
 /**
  * The picture as a JPEG that is small enough; redrawing it drops its metadata.
@@ -17,7 +19,8 @@ async function prepared(file) {
   try {
     bitmap = await createImageBitmap(file);
   } catch {
-    throw new Error(`“${file.name}” is no picture that can be sent.`);
+    throw new Error(`“${file.name}” is no picture that can be sent. `
+      + "Use a PNG, JPEG, GIF or WebP file.");
   }
   for (const edge of EDGES) {
     const scale = Math.min(1, edge / Math.max(bitmap.width, bitmap.height));
@@ -32,32 +35,40 @@ async function prepared(file) {
     if (data.length * 0.75 <= MAX_BYTES) {
       /** @type {Api.AttachedImage} */
       const image = { media_type: "image/jpeg", data };
-      return { name: file.name || "picture", ...image };
+      return { name: file.name || "picture", size: Math.floor(data.length * 0.75), ...image };
     }
   }
-  throw new Error(`“${file.name}” is too large to send.`);
+  throw new Error(`“${file.name}” stays larger than ${bytes(MAX_BYTES)}, even scaled down. `
+    + "Cut a part out of it.");
 }
 
-/** The pictures of the next message, shown above the input. */
+/** A file, ready to be sent. */
+async function attached(file) {
+  if (file.type.startsWith("image/") && file.type !== "image/svg+xml") return prepared(file);
+  return { ...await readText(file), size: file.size };
+}
+
+/** The files of the next message, shown above the input. */
 export class Attachments {
   /** @param {(problem: string) => void} onProblem */
   constructor(onProblem) {
     this.onProblem = onProblem;
-    /** @type {(Api.AttachedImage & {name: string})[]} */
-    this.pictures = [];
-    this.element = h("div", { class: "row attached", hidden: true });
-    this.chooser = h("input", { type: "file", accept: "image/png,image/jpeg,image/gif,image/webp",
-      multiple: true, hidden: true, "aria-label": "Pictures to attach" });
+    /** @type {AttachedFile[]} */
+    this.files = [];
+    this.element = h("ul", { class: "row attached", "aria-label": "Attached files",
+      hidden: true });
+    this.chooser = h("input", { type: "file", multiple: true, hidden: true,
+      "aria-label": "Files to attach" });
     this.chooser.addEventListener("change", async () => {
       await this.add(this.chooser.files || []);
       this.chooser.value = "";
     });
     this.button = button("Attach", () => this.chooser.click(),
-      { title: "Attach a picture; you can also drop or paste one" });
+      { title: "Attach pictures or text files; you can also drop or paste them" });
   }
 
   /**
-   * Accept pictures that are dropped on an element, or pasted into it.
+   * Accept files that are dropped on an element, or pasted into it.
    * @param {HTMLElement} element
    */
   listen(element) {
@@ -86,10 +97,11 @@ export class Attachments {
   async add(files) {
     try {
       for (const file of files) {
-        if (this.pictures.length >= MAX_PICTURES) {
-          throw new Error(`A message can have ${MAX_PICTURES} pictures.`);
+        if (this.files.length >= MAX_FILES) {
+          throw new Error(`A message can have ${MAX_FILES} files. `
+            + "Send the others with the next message.");
         }
-        this.pictures.push(await prepared(file));
+        this.files.push(await attached(file));
       }
       this.onProblem("");
     } catch (cause) {
@@ -99,20 +111,34 @@ export class Attachments {
   }
 
   /** The pictures as the API expects them. */
-  get images() { return this.pictures.map(({ media_type, data }) => ({ media_type, data })); }
+  get images() {
+    return this.files.filter((file) => file.data)
+      .map(({ media_type, data }) => ({ media_type, data }));
+  }
+
+  /** The text files. */
+  get texts() { return this.files.filter((file) => file.text !== undefined); }
 
   clear() {
-    this.pictures = [];
+    this.files = [];
     this.draw();
   }
 
   draw() {
-    this.element.hidden = !this.pictures.length;
-    replace(this.element, this.pictures.map((picture) => h("span", { class: "row attachment" },
-      h("img", { alt: picture.name, src: `data:${picture.media_type};base64,${picture.data}` }),
+    this.element.hidden = !this.files.length;
+    replace(this.element, this.files.map((file) => this.chip(file)));
+  }
+
+  chip(file) {
+    return h("li", { class: "row attachment" },
+      file.data && h("img", { alt: file.name, src: `data:${file.media_type};base64,${file.data}` }),
+      h("span", { class: "small" }, oneLine(file.name, 40), " ",
+        h("span", { class: "soft" }, bytes(file.size))),
       button("Remove", () => {
-        this.pictures = this.pictures.filter((one) => one !== picture);
+        this.files = this.files.filter((one) => one !== file);
+        this.onProblem("");
         this.draw();
-      }, { tone: "plain tiny", label: `Remove ${picture.name}` }))));
+        this.button.focus();
+      }, { tone: "plain tiny", label: `Remove ${file.name}` }));
   }
 }

@@ -4,6 +4,7 @@
 import { h, replace, setText } from "../../dom.js";
 import { busy, button } from "../../components.js";
 import { Attachments } from "./attachments.js";
+import { withFiles } from "./files.js";
 
 const MAX_HEIGHT = 220; // pixels
 
@@ -150,9 +151,12 @@ export class Composer {
 
   /** @param {string} how */
   async submit(how) {
-    const text = this.input.value.trim();
-    if (!text) return this.input.focus();
-    const { images } = this.attachments;
+    const typed = this.input.value.trim();
+    const { images, texts } = this.attachments, text = withFiles(typed, texts);
+    if (!text) {
+      if (images.length) this.setProblem("Write what you want to know about the picture.");
+      return this.input.focus();
+    }
     if (images.length && how === "steer") {
       return this.setProblem("Pictures cannot steer a run: queue the message, or remove them.");
     }
@@ -168,7 +172,7 @@ export class Composer {
       this.setProblem("");
       this.attachments.clear();
       this.draft.done();
-      if (this.input.value.trim() === text) this.input.value = "";
+      if (this.input.value.trim() === typed) this.input.value = "";
       this.typed();
     });
   }

@@ -2,10 +2,11 @@
 // Messages as elements: of the user, of the loop, and of the model.
 
 import { h, oneLine, replace, setText } from "../../dom.js";
-import { count, duration, money, some } from "../../format.js";
+import { bytes, count, duration, money, some } from "../../format.js";
 import { badge, button, fold, runBadge, textBlock } from "../../components.js";
 import { CallCard, picture } from "./call.js";
-import { Writer, written } from "./text.js";
+import { splitFiles } from "./files.js";
+import { Writer, written } from "../../markdown/writer.js";
 
 /** @type {{[kind: string]: string}} */
 const WHY = {
@@ -63,10 +64,13 @@ export function loopMessageKind(message) {
  * @param {string} text @param {{kind?: string, tools?: Child[], pictures?: Child[]}} [options]
  */
 export function userMessage(text, { kind = "", tools = [], pictures = [] } = {}) {
+  const { words, files } = splitFiles(text);
   return h("div", { class: "said-by person" },
     h("div", { class: "bubble" },
       h("span", { class: "unseen" }, kind === "steer" ? "You, while it ran: " : "You: "),
-      h("div", { class: "as-typed" }, text), pictures),
+      h("div", { class: "as-typed" }, words), pictures,
+      files.map((file) => fold(`${oneLine(file.name, 60)} (${bytes(file.text.length)})`,
+        () => textBlock(file.text, `the file ${file.name}`)))),
     h("div", { class: "row end tools" },
       kind === "steer" && h("span", { class: "soft small" }, "steered"), tools));
 }
@@ -99,7 +103,8 @@ export class Reply {
       h("span", { class: "unseen" }, "The agent: "),
       this.thinking, this.prose, this.status, this.calls, this.tools);
     this.writer = new Writer(this.prose);
-    this.fresh = "";
+    this.fresh = this.freshThought = "";
+    this.thoughtShown = null;
   }
 
   /**
@@ -126,17 +131,21 @@ export class Reply {
    */
   addThought(piece) {
     this.thought += piece;
+    this.freshThought += piece;
   }
 
   /** Discard what came so far. */
   clear() {
     replace(this.prose);
-    replace(this.thinking);
     this.text = "";
     this.fresh = "";
-    this.thought = "";
-    this.thoughtShown = null;
+    this.clearThought();
     this.writer = new Writer(this.prose);
+  }
+
+  clearThought() {
+    replace(this.thinking);
+    Object.assign(this, { thought: "", freshThought: "", thoughtShown: null });
   }
 
   /** Draw new text; called once per frame. */
@@ -151,13 +160,14 @@ export class Reply {
   /** @param {string} label */
   drawThought(label) {
     if (!this.thoughtShown) {
-      const words = h("span"), text = h("div", { class: "as-typed soft" });
-      this.thoughtShown = { words, text };
+      const words = h("span"), text = h("div", { class: "prose soft" });
+      this.thoughtShown = { words, writer: new Writer(text) };
       replace(this.thinking,
         h("details", null, h("summary", { class: "soft small" }, words), text));
     }
     setText(this.thoughtShown.words, label);
-    setText(this.thoughtShown.text, this.thought);
+    if (this.freshThought) this.thoughtShown.writer.write(this.freshThought);
+    this.freshThought = "";
   }
 
   /**
@@ -171,10 +181,14 @@ export class Reply {
     const text = reply.text || "";
     if (text !== this.text) this.clear();
     if (text !== this.text) this.addText(text);
-    if (reply.reasoning && reply.reasoning !== this.thought) this.thought = reply.reasoning;
+    if (reply.reasoning && reply.reasoning !== this.thought) {
+      this.clearThought();
+      this.addThought(reply.reasoning);
+    }
     this.draw();
     this.writer.end();
     if (this.thought) this.drawThought("Reasoning");
+    this.thoughtShown?.writer.end();
     for (const call of reply.calls || []) this.addCall(call);
     if (reply.finish === "length") this.setStatus("The reply was cut off at the length limit.");
     if (reply.finish === "filtered") this.setStatus("The provider's filter cut the reply off.");

@@ -2,11 +2,12 @@
 // The approvals and questions that a run waits for, answered in the conversation.
 
 import { post } from "../../api.js";
-import { announce, h, oneLine, setText } from "../../dom.js";
+import { announce, h, setText } from "../../dom.js";
 import { duration } from "../../format.js";
 import { known, may, runs } from "../../live.js";
-import { badge, busy as press, button, field, fold, jsonBlock, textBlock }
-  from "../../components.js";
+import { badge, busy as press, button, field } from "../../components.js";
+import { scopeFacts } from "../approvals/card.js";
+import { headline, subject } from "../approvals/subject.js";
 import { aboutCall } from "./call.js";
 
 /**
@@ -24,18 +25,6 @@ function belongs(runId, above) {
     id = runs.get(id)?.parent_run || "";
   }
   return false;
-}
-
-/**
- * The arguments of the call.
- * @param {Api.ApprovalView} approval
- */
-function callArguments(approval) {
-  const { arguments: args } = approval;
-  const names = Object.keys(args);
-  if (typeof args.command !== "string") return jsonBlock(args, "arguments");
-  return [textBlock(args.command, "the command"),
-    names.length > 1 && fold("All arguments", () => jsonBlock(args, "arguments"))];
 }
 
 /** The waiting approvals and questions of one run. */
@@ -114,19 +103,13 @@ export class PendingRequests {
     };
     const left = h("span", { class: "soft small" });
     const choices = h("div", { class: "row" }, this.choices(one, answer));
-    const heading = h("h3", { id: `wait-${one.id}` }, "May ",
-      h("span", { class: "mono" }, oneLine(one.tool, 60)), " run",
-      one.machine && [" on ", h("strong", null, oneLine(one.machine, 40))], "?");
+    const heading = h("h3", { id: `wait-${one.id}` }, headline(one));
     const element = h("article", { class: "wait card", "aria-labelledby": `wait-${one.id}` },
       h("div", { class: "row between" }, h("div", { class: "row" },
         badge("warn", "approval"), heading), left),
-      callArguments(one),
-      h("dl", { class: "facts small" },
-        h("dt", null, "Reason"),
-        h("dd", null, one.reason || one.code, one.code && one.reason
-          && h("span", { class: "soft" }, ` (${one.code})`)),
-        h("dt", null, "For the session covers"), h("dd", null, one.covers || "only this call"),
-        one.run_id !== this.runId && [h("dt", null, "Requested by"),
+      subject(one),
+      h("dl", { class: "facts small" }, scopeFacts(one),
+        one.run_id !== this.runId && [h("dt", null, "requested by"),
           h("dd", null, `${one.agent}, in a sub-run`)]),
       choices);
     const made = { element, left, expires: one.expires_at,
@@ -153,7 +136,7 @@ export class PendingRequests {
     const why = h("input", { type: "text", maxlength: "2000", autocomplete: "off" });
     const denied = h("button", { class: "danger" }, "Deny");
     const deny = h("form", { class: "row deny", hidden: true },
-      h("div", { class: "grow" }, field("Reason, shown to the model", why)),
+      h("div", { class: "grow" }, field("Reason, shown to the model (optional)", why)),
       denied);
     deny.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -163,10 +146,13 @@ export class PendingRequests {
       deny.hidden = !deny.hidden;
       open.setAttribute("aria-expanded", String(!deny.hidden));
       if (!deny.hidden) why.focus();
-    }, { tone: "danger" });
+    }, { tone: "danger", label: `Deny ${one.tool}…` });
     open.setAttribute("aria-expanded", "false");
-    return [button("Once", () => answer("once"), { tone: "primary" }),
-      button("For the session", () => answer("session"), { title: one.covers }), open, deny];
+    const name = `${one.tool}${one.machine ? ` on ${one.machine}` : ""}`;
+    return [button("Approve once", () => answer("once"),
+      { tone: "primary", label: `Approve once: ${name}` }),
+    button("Always", () => answer("session"),
+      { title: `covers ${one.covers}`, label: `Always: ${name}` }), open, deny];
   }
 
   /** @param {Api.QuestionView} one @returns {PendingCard} */

@@ -5,6 +5,7 @@ import { h, lookup, replace, setText } from "../../dom.js";
 import { count, duration, money, some } from "../../format.js";
 import { badge, button, copyButton, empty, facts, fold, jsonBlock, textBlock, verdictBadge, when,
 } from "../../components.js";
+import { written } from "../../markdown/writer.js";
 import { outcome } from "./model.js";
 import { receiptPart } from "./receipts.js";
 import { gist, onMachine, OUTCOMES, parsed, turnState } from "./labels.js";
@@ -36,7 +37,7 @@ export class Detail {
     this.shown = key;
     const { text, stop } = run.finished || {};
     this.title(text ? "Answer" : "Detail");
-    replace(this.body, text && stop !== "waiting" && textBlock(text, "answer"),
+    replace(this.body, text && stop !== "waiting" && written(text),
       empty("Select a turn, a call or a record."));
   }
 
@@ -139,9 +140,9 @@ function turnPart(detail, turn, run) {
         "message"))),
     turn.retries.map((one) => part(`Retry (${one.attempt})`,
       h("p", null, `${one.kind}: ${one.reason}`))),
-    turn.reasoning && fold("Reasoning", () => textBlock(turn.reasoning, "thoughts")),
+    turn.reasoning && fold("Reasoning", () => written(turn.reasoning)),
     (turn.text || writes) && part("Text",
-      writes ? detail.growingText("text so far") : textBlock(turn.text, "text")),
+      writes ? detail.growingText("text so far") : written(turn.text)),
     turn.calls.length > 0 && part(some(turn.calls.length, "call"), callList(detail, turn, run)),
     h("div", { class: "row" },
       button("Fork from this turn…", () => detail.page.fork(turn.number))),
