@@ -60,7 +60,7 @@ def api_types() -> str:
 
 def _routes(paths: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """By method and path, the name of the type of the answer."""
-    found: dict[str, dict[str, str]] = {"get": {}, "post": {}, "patch": {}, "delete": {}}
+    found: dict[str, dict[str, str]] = {"get": {}, "post": {}, "put": {}, "patch": {}, "delete": {}}
     for path, item in paths.items():
         for method, operation in item.items():
             for status, answer in operation["responses"].items():

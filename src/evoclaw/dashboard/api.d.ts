@@ -20,6 +20,14 @@ declare namespace Api {
     agents: Array<AgentView>;
   }
 
+  /** How often an agent ran. */
+  interface AgentRunCount {
+    agent: string;
+    runs: number;
+    last_at: number;
+    cost: number;
+  }
+
   /** An agent that the caller may invoke. */
   interface AgentView {
     name: string;
@@ -33,6 +41,10 @@ declare namespace Api {
     inputs: JsonObject<Field>;
     outputs: JsonObject<Field>;
     max_iterations: number;
+    max_turns: number;
+    max_seconds: number;
+    on: string;
+    budget: JsonObject<number>;
   }
 
   /** A step that a person can approve for all runs of a definition. */
@@ -53,6 +65,7 @@ declare namespace Api {
     call_id: string;
     decision: string;
     reason?: string;
+    arguments?: JsonObject<any> | null;
   }
 
   /** The approvals that wait, oldest first, then those in force for a session. */
@@ -80,6 +93,7 @@ declare namespace Api {
     answered_by?: string;
     answered_at?: number | null;
     answer_reason?: string;
+    edited?: boolean;
     uses?: number;
     machine?: string;
     covers_step?: string;
@@ -165,6 +179,15 @@ declare namespace Api {
     at: number;
   }
 
+  /** A session that continues another one. */
+  interface CompactedSession {
+    session_id: string;
+    from_session: string;
+    run_id: string;
+    tokens_before: number;
+    tokens_after: number;
+  }
+
   /** The model is shown less of the history, so that it fits; the history itself is unchanged. */
   interface ContextTrimmed {
     type: "context_trimmed";
@@ -182,7 +205,7 @@ declare namespace Api {
     token: string;
   }
 
-  /** What was found damaged. */
+  /** Damage that was found. */
   interface DamageList {
     items: Array<DamageView>;
   }
@@ -205,6 +228,12 @@ declare namespace Api {
     items: Array<DefinitionView>;
   }
 
+  /** The text of a definition. */
+  interface DefinitionText {
+    text: string;
+    sha256: string;
+  }
+
   /** A workflow definition, or what is wrong with it. */
   interface DefinitionView {
     name: string;
@@ -215,6 +244,9 @@ declare namespace Api {
     next_at?: number | null;
     sha256?: string;
     approvable?: Array<ApprovableStep>;
+    schedule?: ScheduleView | null;
+    agents?: Array<string>;
+    is_file?: boolean;
   }
 
   /** Which agent delegated to which edge or agent, and how that went. */
@@ -240,7 +272,7 @@ declare namespace Api {
     b: any;
   }
 
-  /** Many numbers in four; null if there are none. */
+  /** The average, median, 95th percentile and maximum of many numbers; null if there are none. */
   interface Distribution {
     avg?: number | null;
     p50?: number | null;
@@ -443,6 +475,16 @@ declare namespace Api {
     object?: string;
   }
 
+  /** Whether a model answers. */
+  interface ModelCheck {
+    model: string;
+    ok: boolean | null;
+    problem?: string;
+    answer?: string;
+    seconds?: number;
+    checked_at?: number | null;
+  }
+
   /** The list of models. */
   interface ModelList {
     data: Array<Model>;
@@ -520,6 +562,7 @@ declare namespace Api {
     max_output_tokens?: number;
     calls?: CallStyle;
     images?: boolean;
+    recovers_calls?: boolean;
   }
 
   /** The loop, or a person, added a user message to the history. */
@@ -555,7 +598,7 @@ declare namespace Api {
     own_words?: boolean;
   }
 
-  /** What a user said of a run. */
+  /** A user's rating of a run. */
   interface Rating {
     verdict: "bad" | "good";
     reason: string;
@@ -632,6 +675,7 @@ declare namespace Api {
     model?: string;
     cost?: number | null;
     reasoning?: string;
+    recovered?: boolean;
   }
 
   /** The model gave no reply; the tokens of the failed attempts are spent all the same. */
@@ -680,6 +724,11 @@ declare namespace Api {
   interface RunComparison {
     same: boolean;
     differences: Array<Difference>;
+  }
+
+  /** The runs of each agent. */
+  interface RunCounts {
+    items: Array<AgentRunCount>;
   }
 
   /** The run ended; `text` is the answer for the user. */
@@ -741,6 +790,23 @@ declare namespace Api {
     ended_at?: number | null;
     parent_run?: string;
     owner?: string;
+  }
+
+  /** A definition after a change. */
+  interface SavedDefinition {
+    saved: boolean;
+    text: string;
+    sha256: string;
+    reload?: ReloadResult | null;
+  }
+
+  /** When a workflow starts by itself. */
+  interface ScheduleView {
+    cron?: string;
+    every_s?: number | null;
+    timezone?: string;
+    enabled?: boolean;
+    inputs?: JsonObject<any>;
   }
 
   /** A page of sessions, the newest first. */
@@ -1010,6 +1076,23 @@ declare namespace Api {
     permissions: Array<string>;
   }
 
+  /** How undoing a run ended. */
+  interface UndoResult {
+    run_id: string;
+    machines: Array<UndoneMachine>;
+    left?: Array<string>;
+  }
+
+  /** How undoing a run ended on one machine. */
+  interface UndoneMachine {
+    machine: string;
+    run_id: string;
+    state: string;
+    restored?: Array<string>;
+    not_restored?: JsonObject<string>;
+    reason?: string;
+  }
+
   /** Tokens, with the same meaning for every provider. */
   interface Usage {
     input?: number;
@@ -1060,6 +1143,8 @@ declare namespace Api {
   /** The answer to GET of a path. */
   type Get<P extends string> =
     P extends `/v1/runs/${string}/compare/${string}` ? RunComparison :
+    P extends `/v1/agents/${string}/definition` ? DefinitionText :
+    P extends `/v1/agents/${string}/model-check` ? ModelCheck :
     P extends `/v1/budgets/runs/${string}` ? AccountView :
     P extends `/v1/fleet/${string}/tools` ? EdgeToolList :
     P extends `/v1/runs/${string}/events` ? StreamedEvent :
@@ -1068,6 +1153,7 @@ declare namespace Api {
     P extends `/v1/sessions/${string}/canvas` ? CanvasView :
     P extends `/v1/sessions/${string}/messages` ? MessagePage :
     P extends `/v1/workflow-runs/${string}/events` ? StreamedEvent :
+    P extends `/v1/workflows/${string}/definition` ? DefinitionText :
     P extends "/v1/audit/verify" ? AuditReport :
     P extends "/v1/fleet/delegations" ? DelegationList :
     P extends "/v1/push/key" ? PushKey :
@@ -1096,6 +1182,7 @@ declare namespace Api {
     P extends "/v1/notify" ? NotifierList :
     P extends "/v1/policy" ? PolicyView :
     P extends "/v1/questions" ? QuestionList :
+    P extends "/v1/run-counts" ? RunCounts :
     P extends "/v1/runs" ? RunPage :
     P extends "/v1/sessions" ? SessionPage :
     P extends "/v1/skills" ? SkillList :
@@ -1111,6 +1198,7 @@ declare namespace Api {
     P extends `/v1/workflows/${string}/steps/${string}/approve` ? ApprovableStep :
     P extends `/v1/agents/${string}/invoke` ? InvokeResponse :
     P extends `/v1/agents/${string}/invoke-iterative` ? IterativeResponse :
+    P extends `/v1/agents/${string}/model-check` ? ModelCheck :
     P extends `/v1/approvals/${string}/answer` ? ApprovalView :
     P extends `/v1/approvals/${string}/withdraw` ? ApprovalView :
     P extends `/v1/fleet/${string}/approve` ? EdgeView :
@@ -1125,7 +1213,9 @@ declare namespace Api {
     P extends `/v1/runs/${string}/messages` ? RunView :
     P extends `/v1/runs/${string}/rating` ? Rating :
     P extends `/v1/runs/${string}/replay` ? ReplayResult :
+    P extends `/v1/runs/${string}/undo` ? UndoResult :
     P extends `/v1/sessions/${string}/branch` ? SessionView :
+    P extends `/v1/sessions/${string}/compact` ? CompactedSession :
     P extends `/v1/sessions/${string}/messages` ? RunView :
     P extends `/v1/tools/${string}/call` ? ToolCallResponse :
     P extends `/v1/workflow-runs/${string}/answer` ? WorkflowView :
@@ -1141,6 +1231,13 @@ declare namespace Api {
     P extends "/v1/tokens" ? CreatedToken :
     any;
 
+  /** The answer to PUT of a path. */
+  type Put<P extends string> =
+    P extends `/v1/agents/${string}/definition` ? SavedDefinition :
+    P extends `/v1/workflows/${string}/definition` ? SavedDefinition :
+    P extends `/v1/workflows/${string}/schedule` ? SavedDefinition :
+    any;
+
   /** The answer to PATCH of a path. */
   type Patch<P extends string> =
     P extends `/v1/sessions/${string}` ? SessionView :
@@ -1148,6 +1245,7 @@ declare namespace Api {
 
   /** The answer to DELETE of a path. */
   type Delete<P extends string> =
+    P extends `/v1/agents/${string}` ? ReloadResult :
     P extends `/v1/stops/${string}` ? StopList :
     any;
 }

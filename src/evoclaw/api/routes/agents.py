@@ -16,7 +16,7 @@ from evoclaw.api.auth import InjectedCaller, InjectedDependencies
 from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import ApiError, ErrorBody, require
 from evoclaw.api.routes.governance import check_operator
-from evoclaw.api.routes.parameters import AgentName, IdempotencyKey, PathId
+from evoclaw.api.routes.parameters import AgentName, IdempotencyKey
 from evoclaw.api.routes.runs import record_frame
 from evoclaw.api.sse import EVENT_STREAM, EventStream, event_stream, frame
 from evoclaw.core.agent import Agent, Field, LoopSettings
@@ -256,7 +256,7 @@ async def invoke_stream(
 
 @get("/v1/agents/{name:str}/model-check", scope=TokenScope.AGENTS_INVOKE, tags=["agents"])
 async def show_model_check(
-    parts: InjectedDependencies, caller: InjectedCaller, name: PathId
+    parts: InjectedDependencies, caller: InjectedCaller, name: AgentName
 ) -> ModelCheck:
     """Show the last check of the agent's model, or what is known without one."""
     return require(parts.model_checks, "models").last(_invocations(parts).agent(name).model)
@@ -269,7 +269,7 @@ async def show_model_check(
     status_code=200,
 )
 async def check_model(
-    parts: InjectedDependencies, caller: InjectedCaller, name: PathId
+    parts: InjectedDependencies, caller: InjectedCaller, name: AgentName
 ) -> ModelCheck:
     """Check the agent's model with one real, short request to its provider."""
     check_operator(parts, caller)

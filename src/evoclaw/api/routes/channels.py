@@ -12,9 +12,7 @@ from msgspec import Meta, Struct
 
 from evoclaw.api.auth import PUBLIC, InjectedCaller
 from evoclaw.api.errors import ApiError, not_found
-from evoclaw.api.routes.parameters import (
-    path_id,
-)
+from evoclaw.api.routes.parameters import ChannelName, path_id
 from evoclaw.orchestrator.channels import inbound
 from evoclaw.orchestrator.channels.chat.channel import ChatChannel
 from evoclaw.orchestrator.channels.chat.pairing import CODE_VALIDITY_S
@@ -130,7 +128,7 @@ def chat_channel_routes(channels: Sequence[ChatChannel]) -> Sequence[HTTPRouteHa
 
     @post("/v1/channel-pairings/{name:str}", scope=TokenScope.ADMIN, status_code=201, tags=TAGS)
     async def pair(
-        caller: InjectedCaller, name: PathId, data: JSONBody[NewChannelPairing]
+        caller: InjectedCaller, name: ChannelName, data: JSONBody[NewChannelPairing]
     ) -> ChannelPairingCode:
         """Make a one-time code: who sends it to the channel first may use the channel."""
         code = await find(caller, name).pairing.new_code(data.user)
@@ -138,7 +136,7 @@ def chat_channel_routes(channels: Sequence[ChatChannel]) -> Sequence[HTTPRouteHa
 
     @post("/v1/channel-pairings/{name:str}/remove", scope=TokenScope.ADMIN, tags=TAGS)
     async def unpair(
-        caller: InjectedCaller, name: PathId, data: JSONBody[ChannelSender]
+        caller: InjectedCaller, name: ChannelName, data: JSONBody[ChannelSender]
     ) -> ChannelSender:
         """Remove a sender that was added with a code."""
         if not await find(caller, name).pairing.remove(data.sender):
@@ -156,7 +154,7 @@ def channel_routes(
 
     @post(f"{CHANNEL_PATH_PREFIX}{{name:str}}", scope=PUBLIC, status_code=202, tags=TAGS)
     async def post_message(
-        request: Request[Any, Any, Any], name: Annotated[str, path_id("The name of the channel.")]
+        request: Request[Any, Any, Any], name: ChannelName
     ) -> Response[WebhookResponse | str]:
         """Send a message to an agent through a webhook; see the guide about channels."""
         hook = by_name.get(name)

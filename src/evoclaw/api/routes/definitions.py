@@ -15,7 +15,7 @@ from evoclaw.api.auth import InjectedCaller, InjectedDependencies
 from evoclaw.api.dependencies import ApiDependencies, ReloadResult
 from evoclaw.api.errors import ApiError, require
 from evoclaw.api.routes.governance import check_operator
-from evoclaw.api.routes.parameters import NO_NUL_PATTERN, PathId, ShortText
+from evoclaw.api.routes.parameters import NO_NUL_PATTERN, AgentName, ShortText, WorkflowName
 from evoclaw.core.definition_text import DefinitionText, InvalidDefinition
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
@@ -94,7 +94,7 @@ def _located(work: Callable[[], T]) -> T:
 
 @get("/v1/agents/{name:str}/definition", scope=TokenScope.ADMIN, tags=["agents"])
 async def read_agent(
-    parts: InjectedDependencies, caller: InjectedCaller, name: PathId
+    parts: InjectedDependencies, caller: InjectedCaller, name: AgentName
 ) -> DefinitionText:
     """Read the `[[agents]]` table of an agent as text, with its comments."""
     check_operator(parts, caller)
@@ -105,7 +105,7 @@ async def read_agent(
 async def save_agent(
     parts: InjectedDependencies,
     caller: InjectedCaller,
-    name: PathId,
+    name: AgentName,
     data: JSONBody[DefinitionUpdate],
 ) -> SavedDefinition:
     """Check and save an agent in the settings file; new runs use it at once.
@@ -125,7 +125,7 @@ async def save_agent(
 
 @delete("/v1/agents/{name:str}", scope=TokenScope.ADMIN, tags=["agents"], status_code=200)
 async def delete_agent(
-    parts: InjectedDependencies, caller: InjectedCaller, name: PathId, sha256: SeenDigest = ""
+    parts: InjectedDependencies, caller: InjectedCaller, name: AgentName, sha256: SeenDigest = ""
 ) -> ReloadResult:
     """Delete an agent from the settings file; its sessions and runs stay.
 
@@ -139,7 +139,7 @@ async def delete_agent(
 
 @get("/v1/workflows/{name:str}/definition", scope=TokenScope.ADMIN, tags=["workflows"])
 async def read_workflow(
-    parts: InjectedDependencies, caller: InjectedCaller, name: PathId
+    parts: InjectedDependencies, caller: InjectedCaller, name: WorkflowName
 ) -> DefinitionText:
     """Read the file of a workflow, also of an invalid one."""
     check_operator(parts, caller)
@@ -150,7 +150,7 @@ async def read_workflow(
 async def save_workflow(
     parts: InjectedDependencies,
     caller: InjectedCaller,
-    name: PathId,
+    name: WorkflowName,
     data: JSONBody[DefinitionUpdate],
 ) -> SavedDefinition:
     """Check and save a workflow in its file; runs that start later use it.
@@ -169,7 +169,7 @@ async def save_workflow(
 async def save_schedule(
     parts: InjectedDependencies,
     caller: InjectedCaller,
-    name: PathId,
+    name: WorkflowName,
     data: JSONBody[ScheduleUpdate],
 ) -> SavedDefinition:
     """Change when a workflow starts by itself; the rest of its file stays as it is.
@@ -201,7 +201,7 @@ def _schedule_values(data: ScheduleUpdate) -> Mapping[tuple[str, ...], JSON]:
 
 @delete("/v1/workflows/{name:str}", scope=TokenScope.ADMIN, tags=["workflows"], status_code=204)
 async def delete_workflow(
-    parts: InjectedDependencies, caller: InjectedCaller, name: PathId, sha256: SeenDigest = ""
+    parts: InjectedDependencies, caller: InjectedCaller, name: WorkflowName, sha256: SeenDigest = ""
 ) -> None:
     """Delete the file of a workflow; runs that started stay, and continue.
 

@@ -24,11 +24,11 @@ def id_filter(description: str) -> QueryParameter:
     return QueryParameter(pattern=OPTIONAL_ID_PATTERN, description=description)
 
 
-PathId = Annotated[str, path_id("The id, as in the list.")]
-IdFilter = Annotated[str, id_filter("Only items with this id; empty: all.")]
 RunId = Annotated[str, path_id("The id of the run.")]
 SessionId = Annotated[str, path_id("The id of the session.")]
 AgentName = Annotated[str, path_id("The name of the agent.")]
+WorkflowName = Annotated[str, path_id("The name of the workflow.")]
+ChannelName = Annotated[str, path_id("The name of the channel.")]
 ToolName = Annotated[str, path_id("The name of the tool.")]
 EdgeId = Annotated[str, path_id("The id of the edge.")]
 AgentFilter = Annotated[str, id_filter("Only items of this agent; empty: all.")]

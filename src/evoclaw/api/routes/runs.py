@@ -23,6 +23,7 @@ from evoclaw.api.errors import ApiError, not_found, require
 from evoclaw.api.routes.images import MAX_ATTACHED_IMAGES, AttachedImage, image_blocks
 from evoclaw.api.routes.parameters import (
     AfterRecord,
+    AgentFilter,
     Cursor,
     EdgeChoice,
     IdempotencyKey,
@@ -224,7 +225,7 @@ async def list_runs(
     parent_run: Annotated[str, id_filter("Only sub-runs of this run; empty: all.")] = "",
     before: Cursor = "",
     limit: PageLimit = 50,
-    agent: IdFilter = "",
+    agent: AgentFilter = "",
 ) -> RunPage:
     """List your runs, the newest first; an admin sees those of the whole tenant."""
     owner = None if caller.may(TokenScope.ADMIN) else caller.principal.user

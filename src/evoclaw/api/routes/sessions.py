@@ -276,7 +276,7 @@ class CompactSessionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fi
 async def compact(
     parts: InjectedDependencies,
     caller: InjectedCaller,
-    session_id: PathId,
+    session_id: SessionId,
     data: JSONBody[CompactSessionRequest],
 ) -> CompactedSession:
     """Create a session that continues this one, with its older turns as a summary."""

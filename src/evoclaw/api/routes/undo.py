@@ -7,14 +7,14 @@ from litestar.handlers import HTTPRouteHandler
 
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
 from evoclaw.api.errors import require
-from evoclaw.api.routes.parameters import PathId
+from evoclaw.api.routes.parameters import RunId
 from evoclaw.api.routes.runs import own_run
 from evoclaw.orchestrator.people.access import TokenScope
 from evoclaw.orchestrator.runs.undo import UndoResult, undo_run
 
 
 @post("/v1/runs/{run_id:str}/undo", scope=TokenScope.TOOLS_EXECUTE, tags=["runs"], status_code=200)
-async def undo(parts: InjectedDependencies, caller: InjectedCaller, run_id: PathId) -> UndoResult:
+async def undo(parts: InjectedDependencies, caller: InjectedCaller, run_id: RunId) -> UndoResult:
     """Take back what an ended run changed in files, under the policies of its agent."""
     view = await own_run(parts, caller, run_id)
     return await undo_run(require(parts.runs, "runs"), caller.principal, view)

@@ -24,6 +24,7 @@ from evoclaw.api.routes.parameters import (
     PageLimit,
     Reason,
     ShortText,
+    WorkflowName,
     id_filter,
     path_id,
 )
@@ -48,7 +49,6 @@ from evoclaw.workflows.events import StepDecision
 from evoclaw.workflows.views import WorkflowState, WorkflowView
 
 TAGS = ["workflows"]
-WorkflowName = Annotated[str, path_id("The name of the workflow.")]
 WorkflowRunId = Annotated[str, path_id("The id of the workflow run.")]
 
 

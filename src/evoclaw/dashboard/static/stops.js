@@ -29,15 +29,15 @@ export async function release(stop) {
 
 /**
  * The command that releases a stop, for those whose token may not.
- * @param {{kind: string, name?: string}} stop
+ * @param {Api.StopView} stop
  */
-export function releaseCommand({ kind, name }) {
-  const quoted = /^[\w.-]+$/.test(name || "") ? name : `'${(name || "").replace(/'/g, "'\\''")}'`;
+export function releaseCommand({ kind, name = "" }) {
+  const quoted = /^[\w.-]+$/.test(name) ? name : `'${name.replace(/'/g, "'\\''")}'`;
   return `evoclaw stop --release --${clean(kind)}${name ? ` ${clean(quoted)}` : ""}`;
 }
 
 /**
- * Show who stopped what, when and why, with a button that releases it.
+ * Show who stopped what, when and why, with a button that releases it, or the command that does.
  * @param {HTMLElement} place
  */
 export function showStopBanner(place) {

@@ -27,6 +27,7 @@ export const runLink = (id) =>
 /**
  * Why a call is asked for, and exactly what each approval would cover.
  * @param {Api.ApprovalView} item
+ * @returns {Child}
  */
 export function scopeFacts(item) {
   return [h("dt", null, "why"),

@@ -6,6 +6,8 @@ import { bytes } from "../../format.js";
 import { button } from "../../components.js";
 import { readText } from "./files.js";
 
+/** @typedef {{name: string, size: number, image?: Api.AttachedImage, text?: string}} Attachment */
+
 const EDGES = [1568, 1024, 768, 512]; // pixels of the longer side that are tried
 const MAX_BYTES = 350_000; // of one picture: two fit into a request of the default size
 const MAX_FILES = 8;
@@ -35,14 +37,18 @@ async function prepared(file) {
     if (data.length * 0.75 <= MAX_BYTES) {
       /** @type {Api.AttachedImage} */
       const image = { media_type: "image/jpeg", data };
-      return { name: file.name || "picture", size: Math.floor(data.length * 0.75), ...image };
+      return { name: file.name || "picture", size: Math.floor(data.length * 0.75), image };
     }
   }
   throw new Error(`“${file.name}” stays larger than ${bytes(MAX_BYTES)}, even scaled down. `
     + "Cut a part out of it.");
 }
 
-/** A file, ready to be sent. */
+/**
+ * A file, ready to be sent.
+ * @param {File} file
+ * @returns {Promise<Attachment>}
+ */
 async function attached(file) {
   if (file.type.startsWith("image/") && file.type !== "image/svg+xml") return prepared(file);
   return { ...await readText(file), size: file.size };
@@ -53,7 +59,7 @@ export class Attachments {
   /** @param {(problem: string) => void} onProblem */
   constructor(onProblem) {
     this.onProblem = onProblem;
-    /** @type {AttachedFile[]} */
+    /** @type {Attachment[]} */
     this.files = [];
     this.element = h("ul", { class: "row attached", "aria-label": "Attached files",
       hidden: true });
@@ -112,12 +118,13 @@ export class Attachments {
 
   /** The pictures as the API expects them. */
   get images() {
-    return this.files.filter((file) => file.data)
-      .map(({ media_type, data }) => ({ media_type, data }));
+    return this.files.flatMap(({ image }) => (image ? [image] : []));
   }
 
   /** The text files. */
-  get texts() { return this.files.filter((file) => file.text !== undefined); }
+  get texts() {
+    return this.files.flatMap(({ name, text }) => (text === undefined ? [] : [{ name, text }]));
+  }
 
   clear() {
     this.files = [];
@@ -129,9 +136,11 @@ export class Attachments {
     replace(this.element, this.files.map((file) => this.chip(file)));
   }
 
+  /** @param {Attachment} file */
   chip(file) {
+    const { image } = file;
     return h("li", { class: "row attachment" },
-      file.data && h("img", { alt: file.name, src: `data:${file.media_type};base64,${file.data}` }),
+      image && h("img", { alt: file.name, src: `data:${image.media_type};base64,${image.data}` }),
       h("span", { class: "small" }, oneLine(file.name, 40), " ",
         h("span", { class: "soft" }, bytes(file.size))),
       button("Remove", () => {

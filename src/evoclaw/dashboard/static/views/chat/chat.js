@@ -168,13 +168,17 @@ class Chat {
     }
   }
 
-  /** The text of an empty chat; the first steps until all of them are done. */
+  /**
+   * The text of an empty chat; the first steps until all of them are done.
+   * @param {AbortSignal} signal
+   */
   welcome(signal) {
     const usual = () => empty("Write what you want done. The agent answers, shows every tool "
       + "call, and asks for your approval where its policies require it.");
     const place = h("div", { class: "talk" }, usual());
     const whenDone = () => replace(place, usual());
-    const ask = (message) => this.composer.put(message);
+    /** @param {string} message */
+    const ask = (message) => this.composer?.put(message);
     if (maySetUp()) showFirstSteps(place, signal, { ask, whenDone }).catch((cause) => {
       if (cause.name !== "AbortError") toast(cause.message, "bad");
     });

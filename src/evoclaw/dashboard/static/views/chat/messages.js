@@ -137,15 +137,15 @@ export class Reply {
   /** Discard what came so far. */
   clear() {
     replace(this.prose);
-    this.text = "";
-    this.fresh = "";
+    this.text = this.fresh = "";
     this.clearThought();
     this.writer = new Writer(this.prose);
   }
 
   clearThought() {
     replace(this.thinking);
-    Object.assign(this, { thought: "", freshThought: "", thoughtShown: null });
+    this.thought = this.freshThought = "";
+    this.thoughtShown = null;
   }
 
   /** Draw new text; called once per frame. */
