@@ -172,3 +172,9 @@ async def test_an_unreachable_server_delays_nothing_and_is_tried_at_intervals(
         await until(lambda: "not offered: MCP server gone:" in caplog.text, 30)
         await until(lambda: attempts.read_text().count("x") >= 2, 30)
         assert attempts.read_text().count("x") < 10, "not in a busy loop"
+
+
+async def test_the_name_of_the_undo_tool_is_reserved(tmp_path: Path) -> None:
+    write_tool_skill(tmp_path / "skills", "mine", "undo", "tides")
+    found = await tools_of(tmp_path, '[tools]\nskills_path = "skills"')
+    assert {"undo", "write"} <= found

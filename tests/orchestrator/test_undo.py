@@ -8,7 +8,7 @@ from evoclaw.core.tools import Effect, Tool
 from evoclaw.orchestrator.runs.undo import MachineChanges, plan_undo
 
 TOOLS = (
-    Tool("write", "", {}, acts=False),
+    Tool("write", "", {}, frozenset({"file_write"}), acts=False),
     Tool("bash", "", {}),
     Tool("read", "", {}, effect=Effect.READ),
     Tool("notify", "", {}),
@@ -65,6 +65,8 @@ def test_what_cannot_be_taken_back_is_named_with_its_command() -> None:
             *call(5, "bash", error=ErrorKind.PERMISSION_DENIED, command="rm -rf /"),
             *call(6, "write", error=ErrorKind.TIMEOUT, path="a"),
             *call(7, "write", error=ErrorKind.INVALID_PARAMS, path="a"),
+            *call(8, "write", path="a"),
+            *call(9, "write", path="a", dry_run=True),
         )
     )
     assert found.machines == ()
@@ -73,6 +75,7 @@ def test_what_cannot_be_taken_back_is_named_with_its_command() -> None:
         "bash on pi: reboot",
         "notify on pi",
         "write on pi: it did not end, and may have changed something",
+        "write on pi: what the files held before was not kept",
     )
 
 

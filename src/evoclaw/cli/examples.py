@@ -9,7 +9,7 @@ EXAMPLES = {
     ),
     "chat": ("evoclaw chat", 'evoclaw chat --session "My work" --on garage'),
     "sessions": ("evoclaw sessions", "evoclaw sessions show 3f0c9a1b22"),
-    "runs": ("evoclaw runs", "evoclaw runs watch 3f0c9a1b22"),
+    "runs": ("evoclaw runs", "evoclaw runs watch 3f0c9a1b22", "evoclaw runs undo 3f0c9a1b22"),
     "workflows": ("evoclaw workflows", "evoclaw workflows start nightly-report"),
     "agents": ("evoclaw agents", "evoclaw agents show evoclaw"),
     "fork": ("evoclaw fork run.jsonl --at 2",),

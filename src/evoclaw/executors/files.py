@@ -67,7 +67,7 @@ class LocalFiles:
         """Create or replace a regular file atomically; create its folders; set or keep its mode."""
         abandoned = threading.Event()
         try:
-            await asyncio.to_thread(self._write, path, data, mode, abandoned)
+            await asyncio.to_thread(self._write, path, data, abandoned, mode)
         except asyncio.CancelledError:
             # The thread cannot be stopped, but it checks this event before the rename.
             abandoned.set()
@@ -161,7 +161,9 @@ class LocalFiles:
             stat.S_IMODE(about.st_mode),
         )
 
-    def _write(self, path: str, data: bytes, mode: int | None, abandoned: threading.Event) -> None:
+    def _write(
+        self, path: str, data: bytes, abandoned: threading.Event, mode: int | None = None
+    ) -> None:
         located, above, name = self._named(path)
         try:
             folder = self._reach(located, above, make=True)

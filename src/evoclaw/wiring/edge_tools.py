@@ -12,6 +12,7 @@ import msgspec
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.ops import ExecOps, FileOps
+from evoclaw.core.tools import UNDO_TOOL
 from evoclaw.edge.added_tools import AddedTools
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def _skill_registry(config: EdgeConfig, home: Path) -> SkillRegistry:
     return SkillRegistry(
         [] if path is None else [path],
         approvals=skill_approvals(home),
-        reserved=dict.fromkeys(CATALOGUE, "a built-in tool"),
+        reserved=dict.fromkeys((*CATALOGUE, UNDO_TOOL), "a built-in tool"),
         replacing=None if bin_folder is None else bin_folder.parent,
         left_out=CATALOGUE.keys() - replaceable,
     )
@@ -150,7 +151,7 @@ async def _own_tools(
     own = OwnTools(
         config.tools.tools_path,
         given=given,
-        reserved=CATALOGUE,
+        reserved=(*CATALOGUE, UNDO_TOOL),
         exec_for=sandboxed.exec_for_program,
         isolated=isolated,
         packages=tool_loaders(

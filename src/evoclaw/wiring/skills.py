@@ -51,6 +51,7 @@ def skill_registry(env: Mapping[str, str]) -> SkillRegistry:
 
 def reserved_tool_names() -> dict[str, str]:
     """The tool names that no skill may use, with the reason."""
+    from evoclaw.core.tools import UNDO_TOOL
     from evoclaw.tools.catalogue import CATALOGUE
 
-    return dict.fromkeys(CATALOGUE, "a built-in tool")
+    return dict.fromkeys((*CATALOGUE, UNDO_TOOL), "a built-in tool")

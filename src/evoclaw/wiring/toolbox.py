@@ -21,7 +21,7 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.ops import ExecOps, FileOps
 from evoclaw.core.ports import Provider
 from evoclaw.core.routes import Route
-from evoclaw.core.tools import Tool, UnavailableTool
+from evoclaw.core.tools import UNDO_TOOL, Tool, UnavailableTool
 
 if TYPE_CHECKING:
     from evoclaw.executors.mcp.offers import RejectedTool
@@ -155,7 +155,7 @@ async def open_toolbox(
         own_tools = OwnTools(
             home / "tools",
             given=found,
-            reserved=CATALOGUE,
+            reserved=(*CATALOGUE, UNDO_TOOL),
             exec_for=sandboxed.exec_for_program,
             isolated=await open_isolated_tools(
                 workspace, config.sandbox_settings, domains, stack, data=home

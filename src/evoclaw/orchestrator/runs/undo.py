@@ -146,6 +146,8 @@ def _not_undoable(start: CallStarted, result: ToolResult, tools: dict[str, Tool]
         return ""
     if result.error in _MAY_HAVE_RUN:
         return f"{name}{where}: it did not end, and may have changed something"
+    if result.error is None and "file_write" in tool.permissions and not given.get("dry_run"):
+        return f"{name}{where}: what the files held before was not kept"
     return f"{name}{where}" if tool.has_side_effects else ""
 
 
