@@ -302,7 +302,7 @@ def test_pins_can_trust_the_first_tool_list_and_no_later_change(tmp_path: Path) 
     assert set(pins.approved("x", {"a": "1"})) == {"a"}
     assert set(pins.approved("x", {"a": "2", "b": "1"})) == set()
     assert set(pins.approved("x", {"a": "1", "b": "1"})) == {"a"}
-    with pytest.raises(ConfigError, match="nothing waits"):
+    with pytest.raises(ConfigError, match="no tool waits"):
         pins.approve("x", ["c"])
     pins.forget("x")
     assert set(pins.approved("x", {"a": "1"})) == set()
