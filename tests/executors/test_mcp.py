@@ -93,7 +93,10 @@ async def test_mcp_server_errors_become_tool_failures(tmp_path: Path) -> None:
 
     assert failed.kind is ErrorKind.EXECUTION_FAILED and "the disk is full" in failed.message
     assert refused.kind is ErrorKind.INVALID_PARAMS
-    assert malformed.kind is ErrorKind.EXECUTION_FAILED and "may still have happened" in malformed.message
+    assert (
+        malformed.kind is ErrorKind.EXECUTION_FAILED
+        and "may still have happened" in malformed.message
+    )
     assert other.kind is ErrorKind.EXECUTION_FAILED and "out of paper" in other.message
     assert still.text == "there"
 
