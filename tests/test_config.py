@@ -345,7 +345,10 @@ def test_a_loopback_broker_needs_no_orchestrator_keys(edge: Edge, host: str) -> 
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ("url = 'http://localhost'", "line 2: broker.url: the broker's address must be like mqtt"),
+        (
+            "url = 'http://localhost'",
+            "line 2: broker.url: the broker's address must have the form mqtt",
+        ),
         ("url = 'mqtt://'", "must have the form mqtt://"),
         ("url = 'mqtt://localhost:99999'", "must have the form mqtt://"),
         ("url = 'mqtt://[::1'", "must have the form mqtt://"),

@@ -227,7 +227,7 @@ async def test_a_host_name_connects_only_to_the_address_that_was_checked(
     assert "found" in seen.text
     assert site.asked[0] == "/?a=1"
     assert f"Host: shop.example:{site.port}" in site.heads[0]
-    with pytest.raises(ToolFailure, match="not known"):
+    with pytest.raises(ToolFailure, match="is unknown"):
         await web.open("http://unknown.invalid/", seconds=SECONDS)
 
 

@@ -89,7 +89,7 @@ def test_a_message_of_a_caller_with_hidden_text_is_flagged_and_kept_verbatim(tex
     marked = mark_hidden_text(user(text))
     first, note = marked.blocks
     assert first.text == text  # type: ignore[union-attr]
-    assert "this message people cannot see" in note.text  # type: ignore[union-attr]
+    assert "that people cannot see" in note.text  # type: ignore[union-attr]
     assert first.label.untrusted == (text == TAGGED)
     assert mark_hidden_text(user("plain")) == user("plain")
 

@@ -93,7 +93,10 @@ async def test_mcp_server_errors_become_tool_failures(tmp_path: Path) -> None:
 
     assert failed.kind is ErrorKind.EXECUTION_FAILED and "the disk is full" in failed.message
     assert refused.kind is ErrorKind.INVALID_PARAMS
-    assert malformed.kind is ErrorKind.EXECUTION_FAILED and "may have" in malformed.message
+    assert (
+        malformed.kind is ErrorKind.EXECUTION_FAILED
+        and "may still have happened" in malformed.message
+    )
     assert other.kind is ErrorKind.EXECUTION_FAILED and "out of paper" in other.message
     assert still.text == "there"
 
@@ -171,7 +174,7 @@ async def test_a_server_crash_during_a_writing_call_gives_outcome_unknown(
     assert crashed.kind is ErrorKind.UNKNOWN and "may have happened" in crashed.message
     assert after.text == "back"
     assert reading.kind is ErrorKind.AGENT_OFFLINE
-    assert problem == "it ended; its last output: out of cheese"
+    assert problem == "the connection ended; its last output: out of cheese"
     assert "cheese" not in reading.message
     assert at_once.kind is ErrorKind.UNKNOWN
     assert later.kind is ErrorKind.AGENT_OFFLINE and "The next attempt is in" in later.message
@@ -222,7 +225,7 @@ async def test_an_oversized_server_message_is_refused(tmp_path: Path) -> None:
     ("kind", "problem"),
     [
         ("silent", "it did not answer within 0.5s"),
-        ("rubbish", "rubbish"),
+        ("rubbish", "not MCP messages"),
         ("dies", "its last output: no licence"),
     ],
 )
@@ -239,7 +242,7 @@ async def test_an_unusable_server_offers_no_tools_and_reports_a_problem(
 
 async def test_a_missing_server_program_is_reported_as_a_problem() -> None:
     async with McpExecutor(McpServer("x", command=("no-such-program",)), NoPins()) as executor:
-        assert "no program 'no-such-program'" in executor.problem
+        assert "the program 'no-such-program' is not installed" in executor.problem
 
 
 async def test_an_endless_tool_list_is_cut_off(tmp_path: Path) -> None:
@@ -302,7 +305,7 @@ def test_pins_can_trust_the_first_tool_list_and_no_later_change(tmp_path: Path) 
     assert set(pins.approved("x", {"a": "1"})) == {"a"}
     assert set(pins.approved("x", {"a": "2", "b": "1"})) == set()
     assert set(pins.approved("x", {"a": "1", "b": "1"})) == {"a"}
-    with pytest.raises(ConfigError, match="nothing waits"):
+    with pytest.raises(ConfigError, match="no tool waits"):
         pins.approve("x", ["c"])
     pins.forget("x")
     assert set(pins.approved("x", {"a": "1"})) == set()

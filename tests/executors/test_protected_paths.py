@@ -44,7 +44,7 @@ async def test_fault_37_an_existing_git_hook_cannot_be_edited(tmp_path: Path) ->
     hook = tmp_path / ".git" / "hooks" / "pre-commit"
     hook.parent.mkdir(parents=True)
     hook.write_text("exit 0\n")
-    with pytest.raises(ToolFailure, match="git runs and obeys"):
+    with pytest.raises(ToolFailure, match="git runs or reads"):
         await use(edit, tmp_path, path=".git/hooks/pre-commit", old_string="exit 0", new_string="x")
     assert hook.read_text() == "exit 0\n"
 

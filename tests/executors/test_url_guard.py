@@ -282,7 +282,7 @@ async def test_an_unresolvable_host_name_fails_with_the_reason() -> None:
         raise OSError("no such host")
 
     for resolve in (Names(), unknown):
-        with pytest.raises(ToolFailure, match="'nowhere.example' is not known"):
+        with pytest.raises(ToolFailure, match="'nowhere.example' is unknown"):
             await UrlGuard(resolve=resolve).target("http://nowhere.example/")
     with pytest.raises(ToolFailure, match="an invalid address"):
         await UrlGuard(resolve=Names("rubbish")).target("http://odd.example/")

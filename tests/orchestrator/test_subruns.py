@@ -141,7 +141,7 @@ async def test_sub_runs_share_one_budget_of_turns_and_calls(tmp_path: Path) -> N
                 continue
             (result,) = results(records)
             assert result.error is ErrorKind.EXECUTION_FAILED
-            assert f"the {why} that this run" in result.text
+            assert f"used all of their {why}" in result.text
             assert spent.turns == 3
             # A turn is kept for the run above, to answer with.
             assert end_of(records).stop == "completed"

@@ -94,7 +94,7 @@ def test_fault_41_a_parameter_name_that_is_no_plain_word_is_refused(key: str) ->
 
 
 def test_fault_41_an_undeclared_argument_is_refused() -> None:
-    with pytest.raises(ToolFailure, match="no parameter"):
+    with pytest.raises(ToolFailure, match="Unknown parameter"):
         line(**{"--exec": "id"})
 
 

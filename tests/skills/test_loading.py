@@ -272,7 +272,7 @@ def test_a_world_writable_skill_root_is_refused(tmp_path: Path) -> None:
     (tmp_path / "skills").chmod(0o777)
     shelf = SkillRegistry([tmp_path / "skills"])
     assert not shelf.skills()
-    assert "everybody" in reasons(shelf)
+    assert "every user" in reasons(shelf)
 
 
 def test_a_missing_skill_root_is_no_problem(tmp_path: Path) -> None:

@@ -94,10 +94,10 @@ def test_multi_line_texts_and_lists_are_parsed() -> None:
 @pytest.mark.parametrize(
     ("lines", "number", "said"),
     [
-        (["name: &a x"], 2, "begin with '&'"),
-        (["name: x", "also: *a"], 3, "begin with '*'"),
-        (["name: !!python/object x"], 2, "begin with '!'"),
-        (["name: {a: b}"], 2, "begin with '{'"),
+        (["name: &a x"], 2, "start with '&'"),
+        (["name: x", "also: *a"], 3, "start with '*'"),
+        (["name: !!python/object x"], 2, "start with '!'"),
+        (["name: {a: b}"], 2, "start with '{'"),
         (["a: x", "a: y"], 3, "twice"),
         (["a: use it when: now"], 2, "quotes"),
         (['a: "open'], 2, "closing"),
@@ -106,7 +106,7 @@ def test_multi_line_texts_and_lists_are_parsed() -> None:
         (['a: "\\UFFFFFFFF"'], 2, "invalid escape"),
         (['a: "\\ud800"'], 2, "invalid escape"),
         (["a: x", "<<: y"], 3, "key: value"),
-        (["a: x", "b: {c: d}"], 3, "begin with '{'"),
+        (["a: x", "b: {c: d}"], 3, "start with '{'"),
         (["a: x", "--- y"], 3, "one document"),
         (["%YAML 1.1", "--- ", "a: x"], 2, "one document"),
         (["a: x", "...", "b: y"], 4, "one document"),

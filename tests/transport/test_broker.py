@@ -392,7 +392,7 @@ async def test_removing_an_agent_disconnects_only_that_agent(
     assert await code(broker, "a", password) == REFUSED
     await b.publish("evoclaw/agents/b/reports", b"still here")
     assert await brain.next() == ("evoclaw/agents/b/reports", b"still here")
-    with pytest.raises(ConfigError, match="no account 'a'; known: brain, b"):
+    with pytest.raises(ConfigError, match="unknown account 'a'; known: brain, b"):
         await broker.remove("a")
 
 
@@ -575,7 +575,7 @@ async def test_the_broker_dies_with_its_owner_process_and_can_be_started_again(
         async with asyncio.timeout(WAIT):
             pid, password = (await owner.stdout.readline()).decode().split()
         assert is_alive(int(pid))
-        with pytest.raises(ConfigError, match="running in .* already"):
+        with pytest.raises(ConfigError, match="already running in"):
             async with EmbeddedBroker(tmp_path, engine=engine):
                 pass
     finally:
@@ -835,9 +835,9 @@ def test_account_names_are_validated_and_unique(tmp_path: Path) -> None:
     for name in ("", "_probe", "a/b", "+", "#", "a.b", "a:b", "a\nuser b", "x" * 65):
         with pytest.raises(ConfigError, match="not a valid account name"):
             accounts.add(name)
-    with pytest.raises(ConfigError, match="already, of an agent"):
+    with pytest.raises(ConfigError, match="already exists, of an agent"):
         accounts.add("a", BrokerRole.ORCHESTRATOR)
-    with pytest.raises(ConfigError, match="already, of an agent"):
+    with pytest.raises(ConfigError, match="already exists, of an agent"):
         accounts.renew("a", BrokerRole.ORCHESTRATOR)
     assert [(one.name, one.role) for one in accounts.all()] == [("a", BrokerRole.AGENT)]
 

@@ -120,7 +120,7 @@ async def test_the_brokers_disconnect_reason_is_reported() -> None:
     assert reason == "the broker ended the connection: another client connected with the same name"
 
 
-@pytest.mark.parametrize(("codes", "word"), [(b"\x87", "listen to a"), (b"\1\1", "not MQTT")])
+@pytest.mark.parametrize(("codes", "word"), [(b"\x87", "subscription to a"), (b"\1\1", "not MQTT")])
 async def test_a_subscription_that_is_not_granted_ends_the_connection(
     codes: bytes, word: str
 ) -> None:

@@ -239,7 +239,7 @@ def test_fault_24_extra_fields_are_ignored() -> None:
 
 
 def test_fault_24_another_protocol_version_is_refused_with_range_and_request_id() -> None:
-    with pytest.raises(WireError, match="speaks 1") as caught:
+    with pytest.raises(WireError, match="supports 1") as caught:
         read_command(b'{"command":"tool","payload":{"request_id":"r"},"v":2}')
     assert caught.value.kind is ErrorKind.VERSION_MISMATCH
     assert caught.value.request_id == "r"

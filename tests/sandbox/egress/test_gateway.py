@@ -226,7 +226,7 @@ async def test_exactly_the_declared_request_body_is_forwarded(
     ("limits", "why"),
     [
         (EgressLimits(connection_bytes=1 << 20), "in one connection"),
-        (EgressLimits(total_bytes=1 << 20), "in all"),
+        (EgressLimits(total_bytes=1 << 20), "in total"),
     ],
 )
 async def test_transferred_bytes_are_limited(limits: EgressLimits, why: str) -> None:
