@@ -48,7 +48,7 @@ def document() -> dict[str, Any]:
     """The OpenAPI document of a service with webhooks and notifiers."""
     nothing = cast("Any", SimpleNamespace(subscriptions=None))
     routes = [
-        *app._routes(),  # pyright: ignore[reportPrivateUsage]
+        *app.api_routes(),
         *channel_routes(nothing, ()),
         *notification_routes(nothing),
     ]

@@ -36,10 +36,16 @@ class FakeMatrix(ChatFake):
     syncs: int = 0
 
     async def write(
-        self, text: str, sender: str = ANN, *, room: str = ROOM, content: JSON = None
+        self,
+        text: str,
+        sender: str = ANN,
+        *,
+        room: str = ROOM,
+        content: dict[str, JSON] | None = None,
     ) -> str:
         """A person writes in a room; the id of the event."""
-        body: JSON = {"msgtype": "m.text", "body": text, **(content or {})}
+        body: dict[str, JSON] = {"msgtype": "m.text", "body": text}
+        body |= content or {}
         return await self.add("m.room.message", sender, room, body)
 
     async def add(self, kind: str, sender: str, room: str, content: JSON) -> str:
