@@ -46,7 +46,7 @@ def inner(provider: Provider) -> Provider:
 
 
 async def test_a_profile_switches_the_recovery_of_calls_off(http: Http) -> None:
-    profile = Profile(recovers_calls=False)
+    profile = Profile(calls=CallStyle.STRICT)
     provider = provider_for("vllm/x", http=http, env={}, profiles={"vllm/x": profile})
     assert type(provider) is OpenAIProvider
 

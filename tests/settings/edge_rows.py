@@ -378,7 +378,7 @@ EDGE_ROWS: Rows = {
         f'{NAME}[model]\nname = "ollama/small"\ncalls_in_text = false\n',
         edge(lambda made: type(provider_of(made)).__name__),
         f'{NAME}[model]\nname = "ollama/small"\n',
-        shown="tests/providers/test_recovered_calls.py",
+        shown="tests/providers/test_recovered_calls.py::RecoveredCallsProvider",
     ),
     "model.name": row('[model]\nname = "ollama/small"\n', lambda made: made.advert.llm),
     "policy.rules": verdicts('[policy]\nrules = "FOLDER/rules.toml"\n', _LS),

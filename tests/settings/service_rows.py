@@ -451,7 +451,7 @@ SERVICE_ROWS: Rows = {
             ]
         ),
         '[orchestrator]\ncheaper_models = ["ollama/small"]\n',
-        shown="tests/cli/test_run.py::calls_in_text",
+        shown="tests/cli/test_run.py::test_calls_in_text_can_be_switched_off",
     ),
     "orchestrator.provider_packages": Elsewhere(EXTENSIONS),
     "orchestrator.tools.packages": Elsewhere(EXTENSIONS),

@@ -14,6 +14,7 @@ class DefinitionText(Struct, frozen=True):
     """The text of a definition."""
 
     text: str
+    """TOML."""
     sha256: str
     """The digest of the text: saving needs it, so that no other change is lost."""
 

@@ -11,6 +11,9 @@ class CallStyle(StrEnum):
     """How a model calls tools."""
 
     NATIVE = "native"
+    """In the reply's own field for calls; JSON in its text that describes a call is one, too."""
+    STRICT = "strict"
+    """Only in the reply's own field: its text is never a call."""
     TEXT = "text"
     """In its text, as Hermes or ReAct models do; parsed only if configured."""
     NONE = "none"
@@ -27,5 +30,3 @@ class Profile(Struct, frozen=True):
     """How the model writes tool calls."""
     images: bool = False
     """Whether the model reads images."""
-    recovers_calls: bool = True
-    """Whether a call that the model writes as JSON into its text is a call."""

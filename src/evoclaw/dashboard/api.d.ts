@@ -164,7 +164,7 @@ declare namespace Api {
   }
 
   /** How a model calls tools. */
-  type CallStyle = "native" | "none" | "text";
+  type CallStyle = "native" | "none" | "strict" | "text";
 
   /** The result of a cancellation. */
   interface CancelResult {
@@ -562,7 +562,6 @@ declare namespace Api {
     max_output_tokens?: number;
     calls?: CallStyle;
     images?: boolean;
-    recovers_calls?: boolean;
   }
 
   /** The loop, or a person, added a user message to the history. */

@@ -31,22 +31,22 @@ _KEY = re.compile(
 _KEY_SO_FAR = re.compile(r'[\[\s]*(?:\{\s*(?:"\w{0,10}(?:"\s*)?)?)?\Z')
 _BLANK_LINE = re.compile(r"\n[ \t]*\n")
 _SPECIAL = re.compile(r"[{\[<`]")
-_SMALL = 256
+_MAX_JOINED_CHARS = 256
 """Characters that are joined for every piece."""
 
 
-class _Envelope(msgspec.Struct):
+class _WrittenCall(msgspec.Struct):
     """The forms in which models write a call."""
 
     name: str = ""
     tool: str = ""
     arguments: dict[str, JSON] | str | None = None
     parameters: dict[str, JSON] | str | None = None
-    function: _Envelope | str | None = None
-    tool_calls: list[_Envelope] | None = None
+    function: _WrittenCall | str | None = None
+    tool_calls: list[_WrittenCall] | None = None
 
 
-class _State(Enum):
+class _JsonState(Enum):
     TEXT = "text"
     OPEN = "open"
     """After the start of a code block, or after a tag: JSON may follow."""
@@ -94,7 +94,7 @@ class JsonCallScanner:
         self.held: list[str] = []
         """The text of these calls, as the model wrote it."""
         self._tools, self._is_repeated = tools, is_repeated
-        self._state = _State.TEXT
+        self._state = _JsonState.TEXT
         self._waiting: list[str] = []
         self._buffer = ""
         self._opening = ""
@@ -108,13 +108,13 @@ class JsonCallScanner:
 
     def feed(self, piece: str) -> list[TextDelta]:
         """Scan a piece; return the text that cannot be part of a call."""
-        if self._state is _State.TEXT and not self._buffer and not _SPECIAL.search(piece):
+        if self._state is _JsonState.TEXT and not self._buffer and not _SPECIAL.search(piece):
             self._line.add(piece)
             return [TextDelta(piece)]
         self._waiting.append(piece)
         if (
-            self._state is _State.JSON
-            and len(self._buffer) > _SMALL
+            self._state is _JsonState.JSON
+            and len(self._buffer) > _MAX_JOINED_CHARS
             and not ENDS_JSON.search(piece)
         ):
             # Joining the buffer for every piece of a long argument would take quadratic time.
@@ -126,7 +126,7 @@ class JsonCallScanner:
         shown = self._read()
         rest = self._opening + self._buffer[self._data_shown :]
         self._opening = self._buffer = ""
-        if self._state is not _State.AFTER or rest.strip():
+        if self._state is not _JsonState.AFTER or rest.strip():
             self._emit(rest)
         return shown + self._take_shown()
 
@@ -134,12 +134,12 @@ class JsonCallScanner:
         self._buffer += "".join(self._waiting)
         self._waiting.clear()
         steps = {
-            _State.TEXT: self._read_text,
-            _State.OPEN: self._read_open,
-            _State.JSON: self._read_json,
-            _State.AFTER: self._read_after,
-            _State.CODE: self._read_code,
-            _State.DATA: self._read_data,
+            _JsonState.TEXT: self._read_text,
+            _JsonState.OPEN: self._read_open,
+            _JsonState.JSON: self._read_json,
+            _JsonState.AFTER: self._read_after,
+            _JsonState.CODE: self._read_code,
+            _JsonState.DATA: self._read_data,
         }
         while self._buffer and steps[self._state]():
             pass
@@ -160,7 +160,7 @@ class JsonCallScanner:
             self._opening = self._cut(len(opening.group()))
             self._fenced = opening["language"] is not None
             code = self._fenced and opening["language"].lower() not in _CALL_LANGUAGES
-            self._state = _State.CODE if code else _State.OPEN
+            self._state = _JsonState.CODE if code else _JsonState.OPEN
             return True
         held = _OPENING_SO_FAR.search(self._buffer)
         self._show(held.start() if held else len(self._buffer))
@@ -175,9 +175,9 @@ class JsonCallScanner:
             return False
         if rest[0] in "{[":
             self._opening += self._cut(len(self._buffer) - len(rest))
-            self._state, self._span = _State.JSON, JsonSpan()
+            self._state, self._span = _JsonState.JSON, JsonSpan()
         else:
-            self._state = _State.CODE if self._fenced else _State.TEXT
+            self._state = _JsonState.CODE if self._fenced else _JsonState.TEXT
             self._show(0)
         return True
 
@@ -195,10 +195,10 @@ class JsonCallScanner:
                 self.calls.extend(found)
                 self.held.append(self._opening + self._cut(end))
                 self._opening = ""
-                self._state = _State.AFTER
+                self._state = _JsonState.AFTER
                 return True
         self._show(0)
-        self._state, self._span = (_State.CODE if self._fenced else _State.DATA), JsonSpan()
+        self._state, self._span = (_JsonState.CODE if self._fenced else _JsonState.DATA), JsonSpan()
         return True
 
     def _read_after(self) -> bool:
@@ -210,12 +210,12 @@ class JsonCallScanner:
         if end:
             self._buffer = rest[len(end) :]
             self._fenced = self._fenced and end != _FENCE
-            self._state = _State.AFTER
+            self._state = _JsonState.AFTER
             return True
         if rest.startswith((_TAG, "{", "[")):
-            self._buffer, self._state = rest, _State.OPEN
+            self._buffer, self._state = rest, _JsonState.OPEN
         else:
-            self._state = _State.CODE if self._fenced else _State.TEXT
+            self._state = _JsonState.CODE if self._fenced else _JsonState.TEXT
         return True
 
     def _read_code(self) -> bool:
@@ -226,7 +226,7 @@ class JsonCallScanner:
             closes = self._line.is_blank and self._buffer[:end].strip() == _FENCE
             self._show(end)
             if closes:
-                self._state, self._fenced = _State.TEXT, False
+                self._state, self._fenced = _JsonState.TEXT, False
                 return True
         if not self._line.is_blank or not _FENCE.startswith(self._buffer.strip()):
             self._show(len(self._buffer))
@@ -244,7 +244,7 @@ class JsonCallScanner:
             return False
         self._emit(self._cut(end)[self._data_shown :])
         self._data_shown = 0
-        self._state = _State.TEXT
+        self._state = _JsonState.TEXT
         return True
 
     def _calls_in(self, text: str) -> list[ScannedCall]:
@@ -279,26 +279,26 @@ def calls_in(text: str) -> list[ScannedCall]:
     """The calls that a JSON value describes, whatever their tools; none if it is anything else."""
     try:
         if text.startswith("["):
-            envelopes = msgspec.json.decode(text, type=list[_Envelope])
+            written = msgspec.json.decode(text, type=list[_WrittenCall])
         else:
-            envelopes = [msgspec.json.decode(text, type=_Envelope)]
-        return [_to_call(one) for envelope in envelopes for one in _unwrapped(envelope)]
+            written = [msgspec.json.decode(text, type=_WrittenCall)]
+        return [_to_call(one) for call in written for one in _unwrapped(call)]
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError, ValueError):
         return []
 
 
-def _unwrapped(envelope: _Envelope) -> list[_Envelope]:
-    if envelope.tool_calls is not None:
-        return [one for inner in envelope.tool_calls for one in _unwrapped(inner)]
-    return [envelope.function if isinstance(envelope.function, _Envelope) else envelope]
+def _unwrapped(call: _WrittenCall) -> list[_WrittenCall]:
+    if call.tool_calls is not None:
+        return [one for inner in call.tool_calls for one in _unwrapped(inner)]
+    return [call.function if isinstance(call.function, _WrittenCall) else call]
 
 
-def _to_call(envelope: _Envelope) -> ScannedCall:
-    named = envelope.function if isinstance(envelope.function, str) else ""
-    arguments = envelope.parameters if envelope.arguments is None else envelope.arguments
+def _to_call(call: _WrittenCall) -> ScannedCall:
+    named = call.function if isinstance(call.function, str) else ""
+    arguments = call.parameters if call.arguments is None else call.arguments
     if isinstance(arguments, str):
         arguments = msgspec.json.decode(arguments, type=dict[str, JSON])
-    name = envelope.name or envelope.tool or named
+    name = call.name or call.tool or named
     if not name:
         raise ValueError("no name")
     return ScannedCall(name, msgspec.json.encode(arguments or {}).decode())

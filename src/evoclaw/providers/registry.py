@@ -176,7 +176,7 @@ def provider_for(
 
 
 def _with_recovered_calls(provider: Provider) -> Provider:
-    if not provider.profile.recovers_calls or provider.profile.calls is CallStyle.NONE:
+    if provider.profile.calls in (CallStyle.STRICT, CallStyle.NONE):
         return provider
     from evoclaw.providers.recovered_calls import RecoveredCallsProvider
 

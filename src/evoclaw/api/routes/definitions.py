@@ -48,7 +48,9 @@ class SavedDefinition(Struct, frozen=True):
     saved: bool
     """False after a dry run."""
     text: str
+    """The text as it is now; as it would be after a dry run."""
     sha256: str
+    """The digest of the text, for the next change."""
     reload: ReloadResult | None = None
     """What changed with the settings file; null for a workflow, which has a file of its own."""
 
@@ -59,12 +61,15 @@ class ScheduleUpdate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sha256: ShortText
     """The digest of the file that you saw; another one is refused."""
     cron: ShortText = ""
+    """Five fields, such as `0 7 * * *`."""
     every_s: Annotated[int, Meta(ge=1, le=31_536_000)] | None = None
+    """Seconds between two starts, instead of `cron`."""
     timezone: ShortText = ""
     """Empty: UTC."""
     inputs: dict[str, JSON] | None = None
     """The inputs of each start; null: as they are."""
     enabled: bool = True
+    """Whether it starts by itself."""
 
 
 def _check_editor(parts: ApiDependencies, caller: Caller) -> None:

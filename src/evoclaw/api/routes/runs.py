@@ -93,6 +93,7 @@ class RunCounts(Struct, frozen=True):
     """The runs of each agent."""
 
     items: tuple[AgentRunCount, ...]
+    """One item for each agent that ran."""
 
 
 class CancelResult(Struct, frozen=True):

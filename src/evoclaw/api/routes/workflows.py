@@ -77,9 +77,13 @@ class ScheduleView(Struct, frozen=True, omit_defaults=True):
     """When a workflow starts by itself."""
 
     cron: str = ""
+    """Five fields, such as `0 7 * * *`; empty: `every_s` counts."""
     every_s: int | None = None
+    """Seconds between two starts."""
     timezone: str = "UTC"
+    """The time zone of `cron`."""
     enabled: bool = True
+    """Whether it starts by itself."""
     inputs: dict[str, JSON] = {}
     """The inputs of each start, without secrets."""
 
@@ -104,6 +108,7 @@ class DefinitionView(Struct, frozen=True, omit_defaults=True):
     approvable: tuple[ApprovableStep, ...] = ()
     """The steps that can be approved for all runs; a person is asked about each otherwise."""
     schedule: ScheduleView | None = None
+    """When it starts by itself; null: never."""
     agents: tuple[str, ...] = ()
     """The agents of its steps."""
     is_file: bool = False

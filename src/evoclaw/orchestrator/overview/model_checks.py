@@ -25,13 +25,17 @@ class ModelCheck(Struct, frozen=True):
     """Whether a model answers."""
 
     model: str
+    """The model that was asked."""
     ok: bool | None
     """Null: no request was sent yet."""
     problem: str = ""
     """Why it does not answer; also what is known without a request, such as a missing key."""
     answer: str = ""
+    """What it said, shortened."""
     seconds: float = 0.0
+    """How long the answer took."""
     checked_at: float | None = None
+    """When it was asked, in Unix seconds."""
 
 
 class ModelChecks:

@@ -38,12 +38,15 @@ class CompactedSession(Struct, frozen=True):
     """A session that continues another one."""
 
     session_id: str
+    """The new session."""
     from_session: str
+    """The session that it continues."""
     run_id: str
     """The run that wrote the summary."""
     tokens_before: int
     """Of all messages, estimated."""
     tokens_after: int
+    """Of the summary and the messages that were kept, estimated."""
 
 
 async def compact_session(

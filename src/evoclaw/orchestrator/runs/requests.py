@@ -132,7 +132,9 @@ class AgentRunCount(Struct, frozen=True):
     """How often an agent ran."""
 
     agent: str
+    """The name of the agent."""
     runs: int
+    """The number of its runs."""
     last_at: float
     """When its last run started."""
     cost: float

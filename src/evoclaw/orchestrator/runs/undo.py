@@ -66,6 +66,7 @@ class UndoneMachine(Struct, frozen=True, omit_defaults=True):
     """How undoing a run ended on one machine."""
 
     machine: str
+    """The name of the machine."""
     run_id: str
     """The run that undid it."""
     state: str
@@ -82,6 +83,7 @@ class UndoResult(Struct, frozen=True):
     """How undoing a run ended."""
 
     run_id: str
+    """The run whose changes were taken back."""
     machines: tuple[UndoneMachine, ...]
     """Empty if the run changed no files."""
     left: tuple[str, ...] = ()
