@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from procrastinate.jobs import Job as Fetched
 from procrastinate.jobs import Status
 from procrastinate.manager import JobManager, NotificationCallback
 from procrastinate.schema import SchemaManager
+from procrastinate.worker import Worker
 from psycopg.sql import SQL, Identifier
 from psycopg_pool import AsyncConnectionPool
 
@@ -172,6 +173,16 @@ class SessionJobManager(JobManager):
             await asyncio.sleep(RETRY_DELAY_S)
 
 
+def _raise_if_cancelled() -> None:
+    """Cancel this task again: a pool loses it if a connection opens, or a query ends, just then.
+
+    Before Python 3.12, `asyncio.wait_for` returns a result that is there instead.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 class JobWorker:
     """Runs the procrastinate worker: this process drives the sessions that it fetches as jobs."""
 
@@ -228,7 +239,9 @@ class JobWorker:
         async with pool:
             await pool.wait(CONNECT_TIMEOUT_S)
             async with app.open_async(pool):
-                worker = app.run_worker_async(
+                _raise_if_cancelled()
+                worker = Worker(
+                    app,
                     concurrency=concurrency,
                     fetch_job_polling_interval=FETCH_POLL_INTERVAL_S,
                     abort_job_polling_interval=ABORT_POLL_INTERVAL_S,
@@ -239,14 +252,13 @@ class JobWorker:
                 )
                 await self._run_until_presumed_dead(worker, jobs)
 
-    async def _run_until_presumed_dead(
-        self, worker: Coroutine[Any, Any, None], jobs: SessionJobManager
-    ) -> None:
-        working = asyncio.create_task(worker, name="jobs")
+    async def _run_until_presumed_dead(self, worker: Worker, jobs: SessionJobManager) -> None:
+        working = asyncio.create_task(worker.run(), name="jobs")
         dead = asyncio.create_task(jobs.presumed_dead.wait())
         try:
             await asyncio.wait([working, dead], return_when=asyncio.FIRST_COMPLETED)
         finally:
+            worker.stop()  # see `_raise_if_cancelled`
             for task in (working, dead):
                 task.cancel()
             await asyncio.wait([working, dead])
