@@ -6,12 +6,15 @@ import asyncio
 import signal
 import sys
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
+from typing import Any, ClassVar
 
 import psycopg
 import pytest
 from msgspec.structs import replace
+from psycopg_pool import AsyncConnectionPool
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import RunFinished, StopReason
@@ -20,6 +23,7 @@ from evoclaw.orchestrator.runs.runs import RunStatus
 from evoclaw.store.databases.blob_cipher import BlobCipher
 from evoclaw.store.databases.database import Database, Schema, StoreError
 from evoclaw.store.databases.export_import import export_to, import_from
+from evoclaw.store.runs import job_worker
 from evoclaw.store.runs.job_queue import JobQueue
 from evoclaw.store.runs.job_worker import create_tables
 from tests.support.databases import Place
@@ -36,6 +40,27 @@ SILENCE = "UPDATE procrastinate_workers SET last_heartbeat = now() - interval '1
 @pytest.fixture(name="shared")
 def _shared(postgres_url: str) -> Place:
     return Place(postgres_url, f"test_{token_hex(6)}")
+
+
+class LosingPool(AsyncConnectionPool[Any]):
+    """Loses a cancellation, as a pool does before Python 3.12 if a connection opens just then."""
+
+    connecting: ClassVar[asyncio.Event]
+
+    async def wait(self, timeout: float = 30.0) -> None:
+        await super().wait(timeout)
+        self.connecting.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+
+async def test_an_orchestrator_that_is_stopped_while_its_worker_connects_ends(
+    shared: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    LosingPool.connecting = asyncio.Event()
+    monkeypatch.setattr(job_worker, "AsyncConnectionPool", LosingPool)
+    async with asyncio.timeout(60), open_run_service(shared):
+        await LosingPool.connecting.wait()
 
 
 def queue(house: RunServiceHarness) -> JobQueue:
