@@ -45,7 +45,7 @@ async def test_without_a_browser_the_dashboard_link_is_printed(tmp_path: Path) -
         here.env |= {"BROWSER": str(tmp_path / "none"), "PATH": str(tmp_path)}
         typed = await here.type("page", "--open")
         assert typed.code == 0, typed.err
-        assert typed.out.startswith(fake.url) and "by hand" in typed.err
+        assert typed.out.startswith(fake.url) and "yourself" in typed.err
 
 
 async def test_without_a_service_page_says_how_to_start_the_service(tmp_path: Path) -> None:

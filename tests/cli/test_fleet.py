@@ -168,8 +168,8 @@ async def test_broker_join_and_ping_work_over_tls(tmp_path: Path) -> None:
     [
         (("ping", "pi"), "start one with `evoclaw up`"),
         (("edges", "invite", "pi"), "the key that `evoclaw edges key` prints"),
-        (("edges", "show", "pi"), "no edge 'pi' has joined"),
-        (("edges", "approve", "pi"), "no edge 'pi' has joined"),
+        (("edges", "show", "pi"), "unknown edge 'pi'"),
+        (("edges", "approve", "pi"), "unknown edge 'pi'"),
         (("edges", "key"), "orchestrator.key does not exist; the first `evoclaw up` creates it"),
         (("edges", "key", "--file", "typo"), "the key typo does not exist"),
         (("edge", "--config", "nowhere.toml"), "does not exist"),

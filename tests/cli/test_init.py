@@ -133,8 +133,8 @@ def test_every_setting_of_the_generated_file_can_be_uncommented_alone(home: Path
     found = list(settings(text))
     assert len(found) > 100
     for table, key, line, above in found:
-        if f"{table}.{key}" in NOTHING:
-            continue
+        if f"{table}.{key}" in NOTHING or table.startswith("[channels."):
+            continue  # a table of a channel belongs to its kind: see `tests/settings/chat_rows.py`
         name = f"{table.strip('[]')}.{key}"
         file = home / "one.toml"
         file.write_text("\n".join([*above, *NEEDED.get(name, []), line]) + "\n")

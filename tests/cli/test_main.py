@@ -160,7 +160,7 @@ CONFIRMATIONS = frozenset(
         *("sessions rename", "sessions delete", "runs cancel", "runs steer", "workflows cancel"),
         *("workflows answer", "edge join", "edges approve", "edges revoke", "edges shutdown"),
         *("approvals approve", "approvals deny", "receipts export", "token revoke", "config set"),
-        *("config unset", "skills new", "skills add", "channels remove-user"),
+        *("config unset", "skills new", "skills add", "channels remove-user", "channels unpair"),
     }
 )
 """Commands that only confirm what they did; their exit code says the same."""

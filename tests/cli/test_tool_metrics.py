@@ -111,7 +111,7 @@ def test_tool_metrics_are_filtered_by_time_and_agent(
 
 
 def test_invalid_metrics_options_are_errors(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="--since: 'soon' is no duration"):
+    with pytest.raises(ConfigError, match="--since: 'soon' is not a duration"):
         metrics("--tools", "--since", "soon")
     with pytest.raises(ConfigError, match="--agent needs --tools"):
         metrics("--agent", "helper")

@@ -201,7 +201,7 @@ async def test_only_the_edge_that_was_asked_can_call_and_only_while_it_answers(
         await until(lambda: any(words in message.payload for message in ear.heard))
         too_many = MAX_NESTED_CALLS + 1
         _publish(here, NestedCall(request_id, too_many, "edge_call", mark("desk", "c")[1]), "pi")
-        words = b"are the limit of one question"
+        words = b"calls at most"
         await until(lambda: any(words in message.payload for message in ear.heard))
         here.marks.gate.set()
         assert (await asking).text == "Held."

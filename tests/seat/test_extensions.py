@@ -131,11 +131,11 @@ async def check_hidden_text(place: Seat, client: Client) -> None:
     run = await start_run(client, f"What is this? {hidden}")
     await wait_for_state(client, run)
     sent = json.dumps(place.up.models.asked[-1].body["messages"])
-    assert "this message hides something from people" in sent
+    assert "this message contains text that people cannot see" in sent
     chat = {"model": "evoclaw", "messages": [{"role": "user", "content": f"Hi {hidden}"}]}
     ok(await client.post("/v1/chat/completions", chat))
     sent = json.dumps(place.up.models.asked[-1].body["messages"])
-    assert "this message hides something from people" in sent
+    assert "this message contains text that people cannot see" in sent
     run = await start_run(client, "What is this?")
     await wait_for_state(client, run)
     assert "hides" not in json.dumps(place.up.models.asked[-1].body["messages"])

@@ -173,7 +173,7 @@ async def test_agents_and_edges_are_listed_by_commands_of_their_own(tmp_path: Pa
         new = await place.type("edges", "show", "garage")
         assert (old.code, old.out) == (exits.OK, new.out)
         unknown = await place.type("agents", "show", "nobody")
-        assert "there are: researcher, evoclaw" in unknown.err
+        assert "known agents: researcher, evoclaw" in unknown.err
         garage = next(
             row
             for row in json.loads((await place.type("edges", "--json")).out)

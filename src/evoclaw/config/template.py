@@ -11,7 +11,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import NODEFAULT, Struct
@@ -136,7 +136,11 @@ def _inner(kind: Any) -> type[Struct] | None:
 
 def _setting(entry: TemplateEntry) -> str:
     unset = entry.value is None
-    value = example(type_info(entry.kind)) if unset else _plain(entry.value)
+    value = _plain(entry.value)
+    if unset:
+        # The first as declared; msgspec sorts them.
+        first = get_args(entry.kind)[:1] if get_origin(entry.kind) is Literal else ()
+        value = first[0] if first else example(type_info(entry.kind))
     why = "required" if entry.required else "not set"
     note = f"  # {why}; this is an example" if unset else ""
     if isinstance(value, dict):

@@ -39,14 +39,17 @@ def test_sandbox_settings_are_read_from_toml_with_safe_defaults() -> None:
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
-        (SandboxSettings(engine="docker"), "no sandbox engine 'docker'"),
-        (SandboxSettings(tools={"bash": "nope"}), "no sandbox engine 'nope'"),
+        (SandboxSettings(engine="docker"), "unknown sandbox engine 'docker'"),
+        (SandboxSettings(tools={"bash": "nope"}), "unknown sandbox engine 'nope'"),
         (SandboxSettings(memory=0), "sandbox.memory must be at least 1"),
         (SandboxSettings(writable=("here",)), "absolute paths, not 'here'"),
         (SandboxSettings(devices=("/dev/nowhere",)), "'/dev/nowhere' cannot be used in a sandbox"),
         (SandboxSettings(devices=("/etc/hostname",)), "name device nodes"),
         (SandboxSettings(devices=("/dev/kmsg",)), "no disk or memory"),
-        (SandboxSettings(preset="arduino"), "no sandbox preset 'arduino': choose one of raspberry"),
+        (
+            SandboxSettings(preset="arduino"),
+            "unknown sandbox preset 'arduino'",
+        ),
         (SandboxSettings(preset="raspberry-pi", engine="firejail"), "firejail cannot show single"),
     ],
 )

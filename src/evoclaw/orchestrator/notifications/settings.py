@@ -16,7 +16,7 @@ from evoclaw.transport.address import parse_url
 from evoclaw.transport.topics import ID_RULE, is_agent_id
 
 NotifierKind = Literal[
-    "ntfy", "webhook", "telegram", "slack", "discord", "email", "mqtt", "desktop", "webpush"
+    "desktop", "ntfy", "webhook", "telegram", "slack", "discord", "email", "mqtt", "webpush"
 ]
 NotificationReason = Literal["approval", "question", "failed", "long_run"]
 _PRIVATE_CHAT = re.compile(r"[1-9][0-9]{0,19}")
