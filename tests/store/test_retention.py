@@ -22,6 +22,7 @@ from evoclaw.store.sessions import tables as session_tables
 from evoclaw.store.sessions.canvases import StoredCanvases
 from evoclaw.store.sessions.expired_sessions import BATCH_ROWS, ExpiredSessions
 from evoclaw.store.sessions.sessions import RunUsage, Session, SessionStore, StoredRun
+from evoclaw.store.workflows.workflows import SCHEMA as workflow_tables
 from tests.support.databases import Place
 from tests.support.waiting import until
 
@@ -209,7 +210,8 @@ def receipt(chain: str, counter: int, at: float, flaw: str = "") -> StoredReceip
 
 
 async def test_old_receipts_are_deleted_except_for_the_last_of_each_chain(place: Place) -> None:
-    database = await place.open(session_tables.SCHEMA, queue.SCHEMA, receipt_tables)
+    schemas = (session_tables.SCHEMA, queue.SCHEMA, receipt_tables, workflow_tables)
+    database = await place.open(*schemas)
     store, keep_days = ReceiptStore(database), 1.0
     chain = [receipt("a", n, OLD) for n in range(1, PRUNE_BATCH_ROWS + 10)]
     outside = [receipt("", 0, OLD), receipt("a", 3, OLD, "fork")]

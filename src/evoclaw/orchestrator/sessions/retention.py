@@ -1,4 +1,4 @@
-"""Deletes sessions and receipts past their retention time while the service runs."""
+"""Deletes sessions, workflow runs and receipts past their retention time."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from evoclaw.store.databases.database import Database, StoreError
 from evoclaw.store.sessions.canvases import StoredCanvases
 from evoclaw.store.sessions.expired_sessions import ExpiredSessions
 from evoclaw.store.sessions.ratings import RatingStore
+from evoclaw.store.workflows.workflows import WorkflowStore
 
 logger = logging.getLogger(__name__)
 RETENTION_INTERVAL_S = 3_600.0
@@ -24,7 +25,8 @@ DAY_S = 86_400.0
 class SessionRetention:
     """Deletes sessions that ended more than so many days ago, with their canvases and ratings.
 
-    Receipts that are as old are deleted, too, except for the last one of each chain.
+    Workflow runs and receipts that are as old are deleted, too, except for the last receipt of each
+    chain.
     """
 
     database: Database
@@ -47,10 +49,12 @@ class SessionRetention:
 
     async def _keep_deleting(self) -> None:
         expired, receipts = ExpiredSessions(self.database), ReceiptStore(self.database)
+        workflows = WorkflowStore(self.database)
         while True:
             before = time.time() - self.keep_days * DAY_S
             try:
                 await expired.delete(before, self._delete_rest)
+                await workflows.prune(before)
                 await receipts.prune(before)
             except (StoreError, OSError) as problem:
                 logger.warning("retention failed, trying again in an hour: %s", problem)
