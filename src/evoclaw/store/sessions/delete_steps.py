@@ -32,8 +32,8 @@ TABLES_BY_RUN_ID = (
     "figures_hops",
 )
 """Tables with the id of a run."""
-TABLES_BY_SESSION_ID = ("messages", "todos", "questions")
-"""Tables with the id of a session, besides its runs."""
+TABLES_BY_SESSION_ID = ("messages", "todos", "questions", "runs")
+"""Tables with the id of a session."""
 MAX_RUNS_AT_ONCE = 200
 """Runs of a session that is deleted in one step, and of each further step if it has more."""
 MAX_MESSAGES_AT_ONCE = 1_000
