@@ -94,24 +94,13 @@ _TSVECTOR = (
 _WITHOUT_GIN = ("DROP INDEX memory_words",)
 # Each index costs a record in the WAL for each observation. An observation belongs to one session,
 # so one index finds both. Observations arrive in the order of their times, so PostgreSQL needs to
-# know only the oldest and the newest of every hundred pages. Words are stored without their
-# positions: that a word is repeated does not count for the rank. A trigger, because to change the
-# expression of a generated column would write all rows again.
-_FEWER_BYTES = (
+# know only the oldest and the newest of every hundred pages.
+_FEWER_INDEXES = (
     "DROP INDEX memory_sessions",
     "DROP INDEX memory_age",
     "ALTER TABLE memory_observations DROP CONSTRAINT memory_observations_tenant_owner_id_key",
     "CREATE UNIQUE INDEX memory_ids ON memory_observations (tenant, session_id, id, owner)",
     "CREATE INDEX memory_ages ON memory_observations USING brin (at) WITH (autosummarize = on)",
-    "ALTER TABLE memory_observations ALTER COLUMN words DROP EXPRESSION",
-    """CREATE FUNCTION memory_set_words() RETURNS trigger LANGUAGE plpgsql AS $body$
-BEGIN
-    NEW.words := strip(to_tsvector('english'::regconfig, NEW.content));
-    RETURN NEW;
-END
-$body$""",
-    "CREATE TRIGGER memory_kept BEFORE INSERT ON memory_observations "
-    "FOR EACH ROW EXECUTE FUNCTION memory_set_words()",
 )
 
 
@@ -157,7 +146,7 @@ SCHEMA = Schema(
     # Third, `rest` compressed by the other columns: older versions cannot read it.
     ((*_OBSERVATIONS, *_FTS5), (), (), ()),
     checksummed=(("memory_observations", ("rest",)),),
-    postgres_migrations=((*_OBSERVATIONS, *_TSVECTOR), _WITHOUT_GIN, None, _FEWER_BYTES),
+    postgres_migrations=((*_OBSERVATIONS, *_TSVECTOR), _WITHOUT_GIN, None, _FEWER_INDEXES),
     procedures=(PUT_OBSERVATIONS,),
 )
 _COLUMNS = "o.seq, o.id, o.session_id, o.agent, o.event_type, o.at, o.content, o.rest"
