@@ -21,5 +21,6 @@ class StoreSettings(Struct, frozen=True, kw_only=True):
     """The key that encrypts what runs hold; created if it is missing. Empty:
     `~/.config/evoclaw/records.key` for a SQLite file in `~/.evoclaw`, otherwise no encryption."""
     keep_days: Annotated[int, Meta(ge=0, le=36_500)] = 0
-    """Days that a session is kept after its last run ended; 0: forever. A session with a run
-    that has not ended, or waits for a person, is never deleted."""
+    """Days that a session is kept after its last run ended, and a workflow run and a receipt after
+    its end; 0: forever. A session with a run that has not ended, or waits for a person, is never
+    deleted, nor is a workflow run that was started by one that has not ended."""
