@@ -128,11 +128,7 @@ def _undo(run_id: str, *, as_json: bool) -> int:
             print_out(msgspec.to_builtins(found))
         for line in [] if as_json else found.lines():
             print_out(line)
-        states = {machine.state for machine in found.machines}
-        lost = any(machine.not_restored for machine in found.machines)
-        if "failed" in states or lost:
-            return exits.FAILED
-        return exits.WAITING if "waiting" in states else exits.OK
+        return found.exit_code
 
     return with_client(undo)
 

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
+from evoclaw.cli import exits
 from evoclaw.cli.client import ServiceClient, ServiceNotRunning, ServiceRefused
 from evoclaw.cli.terminal_text import clean, on_machine, one_line
 from evoclaw.core.errors import EvoClawError
@@ -109,6 +110,14 @@ class UndoRow(Struct, frozen=True):
     machines: tuple[UndoneMachineRow, ...]
     left: tuple[str, ...] = ()
     """What cannot be taken back."""
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a command that printed it."""
+        states = {machine.state for machine in self.machines}
+        if "failed" in states or any(machine.not_restored for machine in self.machines):
+            return exits.FAILED
+        return exits.WAITING if "waiting" in states else exits.OK
 
     def lines(self) -> list[str]:
         """The same for a person."""

@@ -90,8 +90,12 @@ class UndoResult(Struct, frozen=True):
     """What cannot be taken back: commands that ran, messages that were sent, and so on."""
 
 
-def plan_undo(records: Iterable[Record]) -> UndoPlan:
-    """What the records of runs say about file changes."""
+def plan_undo(records: Iterable[Record], *, local: bool = False) -> UndoPlan:
+    """What the records of runs say about file changes.
+
+    Those of a `local` run, of `evoclaw run`, may also name changes whose before-images are kept on
+    the machine of the run; that machine has the name "".
+    """
     tools: dict[str, Tool] = {}
     started: dict[tuple[str, str], CallStarted] = {}
     calls: dict[str, dict[str, None]] = {}
@@ -107,7 +111,9 @@ def plan_undo(records: Iterable[Record]) -> UndoPlan:
                 start = started.get((record.run_id, result.call_id))
                 if start is None:
                     continue
-                for machine, call_id, changed in _changes(start, result):
+                for machine, call_id, changed in _changes(
+                    record.run_id, start, result, local=local
+                ):
                     calls.setdefault(machine, {})[call_id] = None
                     paths.setdefault(machine, {}).update(dict.fromkeys(changed))
                 if text := _not_undoable(start, result, tools):
@@ -118,17 +124,24 @@ def plan_undo(records: Iterable[Record]) -> UndoPlan:
     return UndoPlan(tuple(machines), tuple(left))
 
 
-def _changes(start: CallStarted, result: ToolResult) -> Iterable[tuple[str, str, Sequence[str]]]:
+def _changes(
+    run_id: str, start: CallStarted, result: ToolResult, *, local: bool
+) -> Iterable[tuple[str, str, Sequence[str]]]:
     """The machine, the call id and the files of each change that a result names."""
     entries = result.details.get("changes")
-    if start.machine in ("", SERVICE_MACHINE) or not is_array(entries):
-        return  # only edges keep before-images: anything else was not said by one
+    on_edge = start.machine not in ("", SERVICE_MACHINE)
+    if not (on_edge or local) or not is_array(entries):
+        return  # the service keeps no before-images: anything else was not said by an edge
     for entry in entries:
         if not is_object(entry):
             continue
-        machine = entry.get("agent", result.details.get("agent"))
+        machine = entry.get("agent", result.details.get("agent")) if on_edge else None
         call_id, changed = entry.get("call"), entry.get("paths")
-        if isinstance(machine, str) and isinstance(call_id, str) and is_array(changed):
+        if not isinstance(call_id, str) or not is_array(changed):
+            continue
+        if machine is None and local and call_id.startswith(f"{run_id}."):
+            machine = ""  # of this run: a tool cannot name the changes of another one
+        if isinstance(machine, str):
             yield machine, call_id, [path for path in changed if isinstance(path, str)]
 
 
