@@ -588,8 +588,8 @@ def test_an_edge_cannot_report_negative_or_endless_tokens(report: JSON) -> None:
     assert used is None or used[1] is None or used[1] == 0.0
 
 
-class AskingFirst(Policy):
-    """Asks about every call, before the budget reserves anything."""
+class AskingBudget(Policy):
+    """A budget, and a rule that asks about every call."""
 
     def __init__(self, budget: RunBudget) -> None:
         self._chain = Chain((budget,))
@@ -618,7 +618,7 @@ async def run_edited(
     """A run whose model asks for a `write`, which a person edits."""
     executor = all_tools()
     provider = Scripted(calls(("write", asked)), says("ok"))
-    ports = Ports(provider, executor, AskingFirst(budget), EditingApprover(**edited))
+    ports = Ports(provider, executor, AskingBudget(budget), EditingApprover(**edited))
     bus = Bus("r", [budget])
     events = run_loop(new_run([user("do it")], "r"), ports, LoopSettings())
     return executor, results([record async for record in recorded(events, bus)])
