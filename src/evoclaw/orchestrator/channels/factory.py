@@ -11,6 +11,7 @@ from evoclaw.orchestrator.channels.chat.mail import MailAccount
 from evoclaw.orchestrator.channels.chat.matrix import MatrixAccount
 from evoclaw.orchestrator.channels.chat.messages import ChatService
 from evoclaw.orchestrator.channels.chat.pairing import ChannelPairing
+from evoclaw.orchestrator.channels.chat.receiver_lease import ReceiverLease
 from evoclaw.orchestrator.channels.chat.settings import CHAT_KINDS
 from evoclaw.orchestrator.channels.chat.slack import SlackApp
 from evoclaw.orchestrator.channels.chat.telegram import TelegramBot
@@ -29,6 +30,7 @@ def build_channels(
     link: Callable[[], Link],
     store: ChannelStore,
     approvals: ChatApprovals,
+    lease_s: float | None = None,
 ) -> Sequence[Channel]:
     """Build all channels; raise `ConfigError` for one that cannot work.
 
@@ -38,6 +40,8 @@ def build_channels(
         link: Makes a new connection to the broker, for one channel.
         store: Where chat channels store how far they have read.
         approvals: Asks for approvals in conversations.
+        lease_s: Seconds after which another orchestrator receives the messages of a chat channel;
+            None if no other orchestrator uses the store.
     """
     check_channels(settings)
 
@@ -48,7 +52,8 @@ def build_channels(
             secret = read_secret(f"the channel {channel.name!r}", "secret", channel.webhook, env)
             return WebhookChannel(channel, secret.encode())
         pairing = ChannelPairing(channel.name, store)
-        return ChatChannel(channel, build_service(channel, env), store, approvals, pairing)
+        lease = None if lease_s is None else ReceiverLease(channel.name, store, lease_s)
+        return ChatChannel(channel, build_service(channel, env), store, approvals, pairing, lease)
 
     return [build(channel) for channel in settings]
 
