@@ -30,11 +30,11 @@ from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.databases.blob_cipher import SEALED_PREFIX
 from evoclaw.tools.define import tool as define
 from evoclaw.wiring import store
+from evoclaw.wiring.before_images import open_before_images
 from evoclaw.wiring.fleet import find_broker, open_fleet
 from evoclaw.wiring.http import access_for
 from evoclaw.wiring.record_key import record_cipher
 from evoclaw.wiring.runtime import Runtime
-from evoclaw.wiring.undo import open_before_images
 from tests.settings.chat_rows import CHAT_ROWS
 from tests.settings.notify_rows import NOTIFY_ROWS
 from tests.settings.rows import (

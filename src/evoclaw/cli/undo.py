@@ -98,7 +98,8 @@ async def _plan(records: Sequence[Record]) -> tuple[UndoPlan, list[str]]:
 
     The machine is an edge, or the folder or `ssh://` URL in which a call of `evoclaw run` worked.
     """
-    from evoclaw.wiring.undo import changes_by_root, with_subruns
+    from evoclaw.wiring.before_images import changes_by_root
+    from evoclaw.wiring.undo import with_subruns
 
     plan = plan_undo(await with_subruns(records, os.environ), local=True)
     machines: list[MachineChanges] = []

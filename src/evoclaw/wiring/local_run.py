@@ -35,11 +35,11 @@ async def local_ports(
     from evoclaw.orchestrator.agents.offer_steps import tools_for_model
     from evoclaw.providers.registry import open_provider
     from evoclaw.skills.disclosure import ActiveSkillTools
+    from evoclaw.wiring.before_images import keep_changes
     from evoclaw.wiring.governance import governed_ports, open_governance
     from evoclaw.wiring.receipts import open_signer
     from evoclaw.wiring.settings import model_for_run, provider_options
     from evoclaw.wiring.toolbox import open_toolbox, toolbox_routes, vision_dependency
-    from evoclaw.wiring.undo import keep_changes
 
     capabilities = capabilities_for_level(level, env)
     name = await model_for_run(model, env)

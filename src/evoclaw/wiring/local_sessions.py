@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from evoclaw.orchestrator.sessions.conversations import Conversations
     from evoclaw.orchestrator.sessions.session_run import RunLimits
     from evoclaw.store.sessions.sessions import Session
+    from evoclaw.wiring.before_images import keep_changes
     from evoclaw.wiring.governance import Governance
     from evoclaw.wiring.toolbox import Toolbox
 
@@ -66,7 +67,6 @@ async def open_conversations(
     from evoclaw.wiring.governance import open_governance
     from evoclaw.wiring.receipts import open_signer
     from evoclaw.wiring.store import open_sessions
-    from evoclaw.wiring.undo import keep_changes
 
     name = await model_for_run(model, env)
     capabilities = capabilities_for_level(level, env)

@@ -37,10 +37,10 @@ async def ssh_ports(
     from evoclaw.executors.ssh.tracked_files import TrackedSshFiles
     from evoclaw.providers.registry import open_provider
     from evoclaw.tools.sets import coding
+    from evoclaw.wiring.before_images import keep_changes
     from evoclaw.wiring.governance import governed_ports, open_governance
     from evoclaw.wiring.local_run import capabilities_for_level
     from evoclaw.wiring.settings import model_for_run, provider_options
-    from evoclaw.wiring.undo import keep_changes
 
     target = parse_ssh_url(url)
     capabilities = capabilities_for_level(level, env)
