@@ -1,4 +1,4 @@
-"""`evoclaw undo`: what `evoclaw run` changed in files is taken back, here and over SSH."""
+"""`evoclaw undo`: the file changes of `evoclaw run` are undone, here and over SSH."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ async def test_the_last_run_is_undone_once_and_its_commands_are_named(tmp_path: 
         ran = await here.type("run", "--yes", "change it")
         assert (here.workspace / "note.txt").read_text() == "one\nfour\n"
         (recording,) = recordings(here)
-        assert f"to take its file changes back: evoclaw undo {recording}" in ran.err
+        assert f"to undo its file changes: evoclaw undo {recording}" in ran.err
         undone = await here.type("undo", "--yes")
         check_restored(here.workspace)
         again = await here.type("undo", "--yes")
         redone = await here.type("undo", "--yes", str(recordings(here)[1]))
     assert undone.code == exits.OK, undone
     assert "undoing" in undone.err and "change it" in undone.err
-    assert "taken back: note.txt\n" in undone.out
-    assert "these calls cannot be taken back:\n  bash: echo x > made.txt\n" in undone.out
+    assert "undone: note.txt\n" in undone.out
+    assert "these calls cannot be undone:\n  bash: echo x > made.txt\n" in undone.out
     assert (here.workspace / "made.txt").exists()
     assert again.code == exits.FAILED and "these changes were undone before" in again.out
     assert redone.code == exits.OK, redone
@@ -96,7 +96,8 @@ async def test_undo_asks_before_it_writes_and_keeps_what_changed_since(tmp_path:
 async def test_a_run_in_a_session_is_undone_like_any_other(tmp_path: Path) -> None:
     async with shell(tmp_path, reply("", EDIT), reply("done")) as here:
         prepare(here.workspace)
-        await here.type("run", "--yes", "--session", "work", "change it")
+        ran = await here.type("run", "--yes", "--session", "work", "change it")
+        assert ran.code == exits.OK, ran
         assert (here.workspace / "note.txt").read_text() == "one\nthree\n"
         undone = await here.type("undo", "--yes")
     assert undone.code == exits.OK, undone
@@ -130,7 +131,7 @@ async def test_a_file_that_is_too_large_is_named(tmp_path: Path) -> None:
         await here.type("run", "--yes", "change it")
         undone = await here.type("undo", "--yes")
     assert undone.code == exits.FAILED
-    assert "not taken back: big.txt: it had 101 bytes before, too many to keep" in undone.out
+    assert "not undone: big.txt: it had 101 bytes before, too many to keep" in undone.out
     check_restored(here.workspace)
 
 
@@ -153,5 +154,5 @@ async def test_changes_over_ssh_are_undone_from_this_machine(tmp_path: Path) -> 
             assert not (there / "old.sh").exists()
             undone = await here.type("undo", "--yes")
     assert undone.code == exits.OK, undone
-    assert f"taken back on {url}: note.txt" in undone.out
+    assert f"undone on {url}: note.txt" in undone.out
     check_restored(there)

@@ -381,7 +381,7 @@ def _report_recording(recording: Recording | None, *, changed: bool) -> None:
         return
     print_err(f"recorded in {recording.path}")
     if changed:
-        print_err(f"to take its file changes back: evoclaw undo {recording.path}")
+        print_err(f"to undo its file changes: evoclaw undo {recording.path}")
 
 
 def _tools(options: RunOptions) -> Sequence[str] | None:

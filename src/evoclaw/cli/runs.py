@@ -114,7 +114,7 @@ def _rate(run_id: str, verdict: str, reason: tuple[str, ...], *, as_json: bool) 
     return with_client(rate)
 
 
-@runs.command("undo", help="Take back what a run changed in files; commands cannot be taken back")
+@runs.command("undo", help="Undo the file changes of a run; what its commands did stays")
 @_ID
 @json_option()
 def _undo(run_id: str, *, as_json: bool) -> int:

@@ -109,7 +109,7 @@ class UndoRow(Struct, frozen=True):
 
     machines: tuple[UndoneMachineRow, ...]
     left: tuple[str, ...] = ()
-    """What cannot be taken back."""
+    """What cannot be undone."""
 
     @property
     def exit_code(self) -> int:
@@ -124,23 +124,23 @@ class UndoRow(Struct, frozen=True):
         lines: list[str] = []
         for machine in self.machines:
             where = on_machine(machine.machine)
-            lines += [f"taken back{where}: {clean(path)}" for path in machine.restored]
+            lines += [f"undone{where}: {clean(path)}" for path in machine.restored]
             lines += [
-                f"not taken back{where}: {clean(path)}: {clean(why)}"
+                f"not undone{where}: {clean(path)}: {clean(why)}"
                 for path, why in machine.not_restored.items()
             ]
             if machine.state != "undone":
                 lines.append(f"{machine.state}{where}: {clean(machine.reason)}")
         if not self.machines:
-            lines.append("the run changed no files that can be taken back")
+            lines.append("the run changed no files that can be restored")
         if self.left:
-            lines.append("these calls cannot be taken back:")
+            lines.append("these calls cannot be undone:")
             lines += [f"  {one_line(call, 200)}" for call in self.left]
         return lines
 
 
 async def undo_run(client: ServiceClient, run_id: str) -> UndoRow:
-    """Take back what a run changed in files; waits until that has ended, or waits for a person."""
+    """Undo the file changes of a run; waits until that has ended, or waits for a person."""
     return msgspec.convert(await client.post(api_path("runs", run_id, "undo")), UndoRow)
 
 

@@ -1,4 +1,4 @@
-"""`evoclaw undo`: take back what a run of `evoclaw run` changed in files."""
+"""`evoclaw undo`: undo the file changes of `evoclaw run`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from evoclaw.orchestrator.runs.undo import MachineChanges, UndoPlan, plan_undo
 @click.option("--yes", is_flag=True, help="Restore the files without asking")
 @json_option()
 def undo(recording: Path | None, *, yes: bool, as_json: bool) -> int:
-    """Take back what a run changed in files; what its commands did cannot be taken back."""
+    """Undo the file changes of a run; what its commands did stays."""
     path, records = _newest_run() if recording is None else (recording, _read_recording(recording))
     if not as_json:
         print_err(f"undoing {path}: {_task(records)}")

@@ -112,13 +112,13 @@ def undo_tool(images: BeforeImages, files: RestorableFiles, root: str = "") -> B
         if surprising := sorted({change.path for change in changes} - set(paths)):
             raise ToolFailure(
                 ErrorKind.INVALID_PARAMS,
-                f"Nothing was taken back: the calls also changed {_named(surprising)}.",
+                f"Nothing was undone: the calls also changed {_named(surprising)}.",
             )
         undone = _summed_up(changes)
         if changed := [file.path for file in undone if not await _is_unchanged(files, file)]:
             raise ToolFailure(
                 ErrorKind.CONFLICT,
-                f"Nothing was taken back: {_named(changed)} changed after the run. Look at "
+                f"Nothing was undone: {_named(changed)} changed after the run. Look at "
                 f"{'it' if len(changed) == 1 else 'them'}, and restore by hand what you need.",
                 changed=list(changed),
             )
@@ -141,15 +141,15 @@ async def _undoable_changes(images: BeforeImages, call_id: str, root: str) -> Ca
     if found is None:
         raise ToolFailure(
             ErrorKind.NOT_FOUND,
-            "Nothing was taken back: what the files held before is not kept any more.",
+            "Nothing was undone: what the files held before is not kept any more.",
         )
     if found.root != root:
         raise ToolFailure(
-            ErrorKind.CONFLICT, f"Nothing was taken back: the changes were made in {found.root}."
+            ErrorKind.CONFLICT, f"Nothing was undone: the changes were made in {found.root}."
         )
     if found.undone:
         raise ToolFailure(
-            ErrorKind.CONFLICT, "Nothing was taken back: these changes were undone before."
+            ErrorKind.CONFLICT, "Nothing was undone: these changes were undone before."
         )
     return found
 

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from evoclaw.orchestrator.sessions.conversations import Conversations
     from evoclaw.orchestrator.sessions.session_run import RunLimits
     from evoclaw.store.sessions.sessions import Session
-    from evoclaw.wiring.before_images import keep_changes
     from evoclaw.wiring.governance import Governance
     from evoclaw.wiring.toolbox import Toolbox
 
@@ -64,6 +63,7 @@ async def open_conversations(
     from evoclaw.orchestrator.people.questions import Questions
     from evoclaw.orchestrator.sessions.conversations import Conversations
     from evoclaw.skills.disclosure import skill_list
+    from evoclaw.wiring.before_images import keep_changes
     from evoclaw.wiring.governance import open_governance
     from evoclaw.wiring.receipts import open_signer
     from evoclaw.wiring.store import open_sessions

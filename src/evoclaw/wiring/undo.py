@@ -1,4 +1,4 @@
-"""Builds the runs with which `evoclaw undo` takes back what another run changed in files."""
+"""Builds the runs with which `evoclaw undo` undoes the file changes of another run."""
 
 from __future__ import annotations
 

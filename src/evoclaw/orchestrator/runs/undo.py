@@ -1,4 +1,4 @@
-"""Undo: takes back what a run changed in files, by one call of `undo` on each machine.
+"""Undoes the file changes of a run, by one call of `undo` on each machine.
 
 Each call is a run of its own, under the agent's policies: judged, recorded and signed like a write.
 """
@@ -55,7 +55,7 @@ class MachineChanges(Struct, frozen=True):
 
 
 class UndoPlan(Struct, frozen=True):
-    """What can be taken back of a run, and what cannot."""
+    """What can be undone of a run, and what cannot."""
 
     machines: tuple[MachineChanges, ...]
     left: tuple[str, ...]
@@ -83,11 +83,11 @@ class UndoResult(Struct, frozen=True):
     """How undoing a run ended."""
 
     run_id: str
-    """The run whose changes were taken back."""
+    """The run whose changes were undone."""
     machines: tuple[UndoneMachine, ...]
     """Empty if the run changed no files."""
     left: tuple[str, ...] = ()
-    """What cannot be taken back: commands that ran, messages that were sent, and so on."""
+    """What cannot be undone: commands that ran, messages that were sent, and so on."""
 
 
 def plan_undo(records: Iterable[Record], *, local: bool = False) -> UndoPlan:
@@ -167,7 +167,7 @@ def _not_undoable(start: CallStarted, result: ToolResult, tools: dict[str, Tool]
 
 
 async def undo_run(runs: Runs, principal: Principal, view: RunView) -> UndoResult:
-    """Take back the file changes of a run and its sub-runs; wait until that ends or waits.
+    """Undo the file changes of a run and its sub-runs; wait until that ends or waits.
 
     Raises `RunNotEnded`, or `AlreadyUndone`.
     """
