@@ -30,6 +30,7 @@ from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.databases.blob_cipher import SEALED_PREFIX
 from evoclaw.tools.define import tool as define
 from evoclaw.wiring import store
+from evoclaw.wiring.before_images import open_before_images
 from evoclaw.wiring.fleet import find_broker, open_fleet
 from evoclaw.wiring.http import access_for
 from evoclaw.wiring.record_key import record_cipher
@@ -67,6 +68,7 @@ JWT = (
     'algorithms = ["HS256"]\ntenant = "local"\n'
 )
 SEAT = "tests/seat/test_settings.py"
+UNDO = "tests/cli/test_undo.py"
 
 
 def runtime(look: Callable[[Runtime], Any]) -> Observe:
@@ -218,6 +220,12 @@ async def tokens(here: Built) -> Any:
     access = access_for(made.stores.database, made.settings.server)
     caller = await access.authenticate(FILES["token"])
     return repr(caller)
+
+
+async def undo_limits(here: Built) -> Any:
+    """How long, and up to which size, what `evoclaw run` changes is kept."""
+    async with open_before_images(here.env) as images:
+        return None if images is None else (images.retention_s, images.max_file_bytes)
 
 
 async def rates_folder(here: Built) -> Any:
@@ -629,6 +637,8 @@ SERVICE_ROWS: Rows = {
         lambda here: record_cipher(here.env).seal(b"{}").startswith(SEALED_PREFIX),
     ),
     "store.keep_days": Row("[store]\nkeep_days = 3\n", runtime(deletes_sessions)),
+    "store.undo_hours": Row("[store]\nundo_hours = 0\n", undo_limits, shown=UNDO),
+    "store.undo_bytes": Row("[store]\nundo_bytes = 2048\n", undo_limits, shown=UNDO),
     **SERVER_ROWS,
     "server.tokens.file": Row(TOKEN, tokens),
     "server.tokens.name": Row(TOKEN.replace("robot", "android"), tokens, TOKEN),

@@ -85,6 +85,11 @@ SCHEMA = Schema(
                 changed_at REAL NOT NULL, PRIMARY KEY (channel, name)
             ) STRICT""",
         ),
+        (
+            """CREATE TABLE channel_receivers (
+                channel TEXT NOT NULL PRIMARY KEY, holder TEXT NOT NULL, lease_until REAL NOT NULL
+            ) STRICT""",
+        ),
     ),
     checksummed=(("channel_letters", ("letter",)), ("channel_deliveries", ("answer",))),
     sealed=True,
@@ -270,6 +275,28 @@ class ChannelStore:
         statement = "DELETE FROM channel_state WHERE channel = ? AND name = ?"
         values = (channel, name)
         return await self._database.write(lambda c: c.execute(statement, values).rowcount) > 0
+
+    async def claim_receiver(self, channel: str, holder: str, lease_s: float) -> bool:
+        """Claim the messages of a channel for one process, or renew that; False if another has it.
+
+        Args:
+            channel: The channel.
+            holder: The process.
+            lease_s: Seconds until the claim expires, unless it is renewed.
+        """
+        statement = (
+            "INSERT INTO channel_receivers VALUES (?1, ?2, ?3) ON CONFLICT (channel) DO UPDATE "
+            "SET holder = ?2, lease_until = ?3 "
+            "WHERE channel_receivers.holder = ?2 OR channel_receivers.lease_until <= ?4"
+        )
+        now = self.clock()
+        values = (channel, holder, now + lease_s, now)
+        return await self._database.write(lambda c: c.execute(statement, values).rowcount) > 0
+
+    async def release_receiver(self, channel: str, holder: str) -> None:
+        """Give up a claim, if this process still has it."""
+        statement = "DELETE FROM channel_receivers WHERE channel = ? AND holder = ?"
+        await self._database.write(lambda c: c.execute(statement, (channel, holder)))
 
     async def find_message(
         self, tenant: str, channel: str, sender: str, id_: str

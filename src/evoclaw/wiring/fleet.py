@@ -113,23 +113,30 @@ async def fleet_ports(
     env: Mapping[str, str],
     run: PreparedRun,
     timeout_s: float,
+    undo: bool = False,
 ) -> AsyncGenerator[Ports]:
-    """The ports of a run whose calls go to one edge, to any, or to those the model chooses."""
+    """The ports of a run whose calls go to one edge, to any, or to those the model chooses.
+
+    To `undo` another run, it is offered that tool, and has no model.
+    """
     from evoclaw.executors.call_steps import WithoutUndoTool
     from evoclaw.orchestrator.fleet.edge_routes import fleet_routes
     from evoclaw.orchestrator.fleet.forwarded_calls import forwarded_calls, only_reads
     from evoclaw.providers.registry import open_provider
+    from evoclaw.providers.scripted import DIRECT_MODEL, DirectProvider
     from evoclaw.wiring.governance import governed_ports, open_governance
     from evoclaw.wiring.local_run import capabilities_for_level
     from evoclaw.wiring.settings import model_for_run, provider_options
 
-    name = await model_for_run(model, env)
+    name = DIRECT_MODEL if undo else await model_for_run(model, env)
     capabilities = capabilities_for_level(level, env)
     async with AsyncExitStack() as stack:
         governance = await stack.enter_async_context(open_governance(env))
         orchestrator = await stack.enter_async_context(open_fleet(env))
-        options = provider_options(governance.settings)
-        provider = await stack.enter_async_context(open_provider(name, env, options))
+        provider: Provider = DirectProvider()
+        if not undo:
+            options = provider_options(governance.settings)
+            provider = await stack.enter_async_context(open_provider(name, env, options))
         routes = await fleet_routes(orchestrator, on, capabilities, timeout_s)
         governance = replace(
             governance,
@@ -142,7 +149,10 @@ async def fleet_ports(
                 provider=provider,
                 model=name,
                 routes=routes,
-                steps=[WithoutUndoTool(), *image_steps(orchestrator, provider)],
+                steps=[
+                    *([] if undo else [WithoutUndoTool()]),
+                    *image_steps(orchestrator, provider),
+                ],
                 approver=approver,
                 level=level,
                 capabilities=capabilities,

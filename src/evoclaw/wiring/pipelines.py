@@ -14,6 +14,7 @@ from evoclaw.core.pipeline import PipelineSpec
 @cache
 def local_pipeline() -> PipelineSpec:
     """Calls of `evoclaw run`, `evoclaw chat` without a service, and MCP clients."""
+    from evoclaw.edge.undo import KeepBeforeImages
     from evoclaw.executors.call_steps import (
         DefaultTimeout,
         MarkHiddenText,
@@ -56,7 +57,7 @@ def local_pipeline() -> PipelineSpec:
             CommandRules, NetworkPolicy, ForwardedCalls, Flow, ParentRules, PendingQuestions,
             RunBudget,
         ),
-        around=(CancelOnStop, TraceCall, Quarantine),
+        around=(CancelOnStop, TraceCall, Quarantine, KeepBeforeImages),
         after=(
             SignReceipt, FetchImages, ActiveSkillTools, MarkHiddenText, Quarantine, SessionLabels,
             BudgetNotice,

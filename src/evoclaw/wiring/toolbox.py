@@ -283,7 +283,7 @@ def _find_dependencies(
     from evoclaw.config.paths import default_data_folder, read_roots
     from evoclaw.core.canvases import Canvas
     from evoclaw.executors.canvases import FileCanvas
-    from evoclaw.executors.files import LocalFiles
+    from evoclaw.executors.tracked_files import TrackedFiles
     from evoclaw.executors.url_guard import UrlGuard
     from evoclaw.executors.web_fetch import WebFetcher
     from evoclaw.tools.nodes import Nodes
@@ -294,7 +294,7 @@ def _find_dependencies(
 
     home = default_data_folder(env)
     maybe: dict[type, object | str] = {
-        FileOps: LocalFiles(workspace, readable=read_roots(env)),
+        FileOps: TrackedFiles(workspace, readable=read_roots(env)),
         Fetcher: WebFetcher(UrlGuard(may=domains.allows)),
         TodoList: InMemoryTodoList(),
         Canvas: FileCanvas(home / "canvas" / f"{key}.html"),

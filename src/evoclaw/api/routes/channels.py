@@ -59,7 +59,8 @@ class ChatChannelView(Struct, frozen=True):
     kind: str
     agent: str
     state: str
-    """`connecting`, `connected` or `failed`; a channel that failed is tried again."""
+    """`connecting`, `connected`, `standby` or `failed`. In standby, another orchestrator receives
+    its messages; a channel that failed is tried again."""
     account: str
     """The name of the bot or the address of the mailbox, once it is known."""
     problem: str

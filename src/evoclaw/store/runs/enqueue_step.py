@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from evoclaw.store.databases.database import Connection
 from evoclaw.store.databases.steps import Procedure
 from evoclaw.store.runs.claims import IS_OPEN
-from evoclaw.store.runs.session_steps import SESSION_FUNCTIONS
+from evoclaw.store.runs.session_steps import DECLARE_SESSION, SESSION_FUNCTIONS
 from evoclaw.store.sessions.statements import REQUEST_COLUMN, run_by_id
 
 KEY_LOCKED = "busy"
@@ -110,10 +110,7 @@ ENQUEUE = Procedure(
     name="enqueue",
     sqlite=_enqueue,
     functions=SESSION_FUNCTIONS,
-    postgres=f"""
-DECLARE
-    v_tenant text := a->>0;
-    v_session text := a->>1;
+    postgres=f"""{DECLARE_SESSION}
     v_run text := a->>2;
     v_has_key boolean := jsonb_typeof(a->3) = 'array';
     v_is_new boolean := jsonb_typeof(a->4) = 'array';

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import Counter
 from contextlib import aclosing
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -23,6 +23,7 @@ from evoclaw.orchestrator.channels.chat.messages import (
     OutgoingMessage,
 )
 from evoclaw.orchestrator.channels.chat.pairing import ChannelPairing
+from evoclaw.orchestrator.channels.chat.receiver_lease import ReceiverLease
 from evoclaw.orchestrator.channels.chat.splitting import split_text
 from evoclaw.orchestrator.channels.dispatcher import ChannelDispatcher
 from evoclaw.orchestrator.channels.inbound import (
@@ -49,10 +50,14 @@ MAX_REFUSALS = 1_000
 MAX_TEXT_CHARS = 64 * 1024
 
 
+ConnectionState: TypeAlias = Literal["connecting", "connected", "standby", "failed"]
+"""`standby`: another orchestrator receives its messages."""
+
+
 class ChannelStatus(Struct, frozen=True):
     """The connection of a channel."""
 
-    state: Literal["connecting", "connected", "failed"]
+    state: ConnectionState
     account: str = ""
     """The name of the bot or the address of the mailbox, once it is known."""
     problem: str = ""
@@ -72,6 +77,7 @@ class ChatChannel:
         store: ChannelStore,
         approvals: ChatApprovals,
         pairing: ChannelPairing,
+        lease: ReceiverLease | None = None,
     ) -> None:
         """Prepare to serve.
 
@@ -81,9 +87,11 @@ class ChatChannel:
             store: Where the position in the stream of messages is stored.
             approvals: Asks for approvals, and takes the answers.
             pairing: Adds senders by a one-time code.
+            lease: Needed to receive messages, if several orchestrators share the store.
         """
         self.name, self._settings, self._service = settings.name, settings, service
         self._store, self._approvals, self.pairing = store, approvals, pairing
+        self._lease = lease
         self.status = ChannelStatus("connecting", changed_at=store.clock())
         self.counts: Counter[str] = Counter()
         """Messages that were refused, and failures, by reason."""
@@ -105,8 +113,8 @@ class ChatChannel:
             while True:
                 started = time.monotonic()
                 try:
-                    await self._receive(handler)
-                    wait_s = 0.0  # the service wants a new connection
+                    await self._receive_alone(handler)
+                    wait_s = 0.0  # the service wants a new connection, or the lease was lost
                 except Undelivered as problem:
                     self._failed(problem)
                     wait_s = max(delay_s, min(problem.retry_after or 0.0, MAX_RETRY_DELAY_S))
@@ -115,6 +123,8 @@ class ChatChannel:
                     self.counts["the store failed"] += 1
                     self._failed(problem)
                     wait_s = delay_s
+                if wait_s:
+                    await self._release()  # another orchestrator may reach the service
                 lasted = time.monotonic() - started > STABLE_CONNECTION_S
                 delay_s = FIRST_RETRY_DELAY_S if lasted else min(MAX_RETRY_DELAY_S, 2 * delay_s)
                 await asyncio.sleep(wait_s)
@@ -123,6 +133,7 @@ class ChatChannel:
                 task.cancel()
             if self._typing:
                 await asyncio.wait(self._typing.values())
+            await self._release()
             await self._service.aclose()
 
     async def send(self, message: InboundMessage, answer: ChannelAnswer) -> None:
@@ -162,6 +173,20 @@ class ChatChannel:
                 for number, part in enumerate(parts)
             ]
         return found
+
+    async def _receive_alone(self, handler: ChannelDispatcher) -> None:
+        """Receive messages while no other orchestrator does."""
+        if self._lease is None:
+            await self._receive(handler)
+            return
+        if not await self._lease.try_acquire():
+            self._changed("standby", account=self.status.account)
+            await self._lease.acquire()
+        await self._lease.hold(self._receive(handler))
+
+    async def _release(self) -> None:
+        if self._lease is not None:
+            await self._lease.release()
 
     async def _receive(self, handler: ChannelDispatcher) -> None:
         if not self.status.account:
@@ -306,7 +331,7 @@ class ChatChannel:
 
     def _changed(
         self,
-        state: Literal["connecting", "connected", "failed"],
+        state: ConnectionState,
         *,
         account: str = "",
         problem: str = "",
