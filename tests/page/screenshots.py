@@ -48,7 +48,7 @@ async def shoot(
         await looker.go(*address.split("/"))
         await expect(looker.page.locator("[aria-busy=true]")).to_have_count(0)
         if name == "metrics":
-            await looker.page.get_by_label("Span").select_option(label="last hour")
+            await looker.page.get_by_label("Period").select_option(label="last hour")
         if name == "run":
             await looker.page.get_by_role("button", name="edge_call").first.click()
         await looker.page.wait_for_timeout(1_200)

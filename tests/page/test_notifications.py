@@ -34,7 +34,7 @@ async def test_this_device_registers_a_worker_that_shows_messages(looker: Looker
     await looker.enter("settings", "notifications")
     await looker.page.get_by_role("link", name="Notify me on this device").click()
     await expect(looker.page.get_by_role("status")).to_have_text(
-        "This device receives no notifications."
+        "Notifications are off for this device."
     )
     await expect(looker.button("Notify me on this device")).to_be_visible()
     assert await looker.barriers() == []

@@ -140,7 +140,7 @@ export function setText(element, text) {
  */
 export function byId(id) {
   const found = document.getElementById(id);
-  if (!found) throw new Error(`the page has no element ${id}`);
+  if (!found) throw new Error(`The document has no element ${id}.`);
   return found;
 }
 

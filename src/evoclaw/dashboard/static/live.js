@@ -57,7 +57,7 @@ export function forget() {
 
 /** The current user; there is one while a view is shown. */
 export function me() {
-  if (!known.me) throw new Error("you are not logged in");
+  if (!known.me) throw new Error("You are not logged in.");
   return known.me;
 }
 

@@ -71,7 +71,7 @@ export class Canvas {
     this.element.hidden = false;
     this.draw();
     this.onChange();
-    if (byItself) announce(`The canvas shows ${oneLine(this.sheet.title || "something", 80)}`);
+    if (byItself) announce(`The canvas shows ${oneLine(this.sheet.title || "new content", 80)}`);
     else this.element.querySelector("button")?.focus();
   }
 

@@ -107,7 +107,7 @@ class Chat {
       if (signal.aborted || cause.name === "AbortError") return;
       const missing = cause.status === 404;
       replace(this.place, h("header", { class: "row talk-head" }, this.opener()),
-        failed(missing ? new Error("There is no such session. It may have been deleted.") : cause,
+        failed(missing ? new Error("Unknown session. It may have been deleted.") : cause,
           missing ? null : () => this.open(id, { push: false })));
       return;
     }
@@ -118,7 +118,7 @@ class Chat {
 
   /** The session that is shown. */
   get opened() {
-    if (!this.session) throw new Error("no session is shown");
+    if (!this.session) throw new Error("No session is open.");
     return this.session;
   }
 
@@ -164,7 +164,7 @@ class Chat {
     } catch (cause) {
       if (cause.name === "AbortError") return;
       replace(agents, h("span", { class: "soft small", role: "alert" },
-        `The agents cannot be listed (${cause.message}). The default agent answers.`));
+        `The agents could not be loaded (${cause.message}). The default agent answers.`));
     }
   }
 
@@ -173,8 +173,8 @@ class Chat {
    * @param {AbortSignal} signal
    */
   welcome(signal) {
-    const usual = () => empty("Write what you want done. The agent answers, shows every tool "
-      + "call, and asks for your approval where its policies require it.");
+    const usual = () => empty("Describe what you want done. The agent shows every tool call, and "
+      + "asks for your approval where a policy requires it.");
     const place = h("div", { class: "talk" }, usual());
     const whenDone = () => replace(place, usual());
     /** @param {string} message */
@@ -267,7 +267,7 @@ class Chat {
    */
   async move(on) {
     this.session = await patch(`/v1/sessions/${this.opened.id}`, { on });
-    announce(`the session works on ${on || "the default edge"} from now on`);
+    announce(`This session now works on ${on || "the default edge"}`);
   }
 
   rename() {
@@ -297,7 +297,7 @@ class Chat {
     if (sure === null) return;
     await del(`/v1/sessions/${id}`);
     this.list.drop(id);
-    toast("deleted");
+    toast("Deleted the session");
     history.replaceState(null, "", "#/chat"); // the session no longer exists
     await this.open("", { push: false, focus: true });
   }
@@ -308,7 +308,7 @@ class Chat {
    */
   async branch(number, role, text) {
     const { id, agent, on = "", title: name } = this.opened;
-    if (number === null) throw new Error("This message is not stored yet. Try again in a moment.");
+    if (number === null) throw new Error("This message is not saved yet. Try again in a moment.");
     const path = `/v1/sessions/${id}/messages`;
     const start = Math.max(0, number - 1);
     const { items } = await get(path, { start, limit: number - start + 1 });
@@ -325,7 +325,7 @@ class Chat {
       : await post(`/v1/sessions/${id}/branch`, { at_message: last, title: named });
     if (role === "user") leaveDraft(made.id, text);
     this.list.put(made);
-    announce("branched: this is a new session");
+    announce("This is a new session, branched from the old one");
     await this.open(made.id);
   }
 

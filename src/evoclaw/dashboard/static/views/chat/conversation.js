@@ -45,7 +45,7 @@ export class Conversation {
       this.history.element, this.runs);
     this.log = h("div", { class: "log", tabindex: "0", role: "log", "aria-live": "off",
       "aria-label": "Conversation" }, this.inner);
-    this.below = button("↓ New below", () => this.toEnd(), { tone: "below" });
+    this.below = button("↓ New messages", () => this.toEnd(), { tone: "below" });
     this.below.hidden = true;
     this.element = h("div", { class: "talk" }, this.log, this.below);
     this.watchPlace();
@@ -73,10 +73,10 @@ export class Conversation {
   async copy(text, place) {
     try {
       await navigator.clipboard.writeText(text);
-      toast("copied");
+      toast("Copied");
     } catch {
       getSelection()?.selectAllChildren(place);
-      toast("Selected. Copy it with the keyboard.");
+      toast("Selected. Press Ctrl+C or ⌘C to copy it.");
     }
   }
 

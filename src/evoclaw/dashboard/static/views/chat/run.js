@@ -73,7 +73,7 @@ export class LiveRun {
     if (!asked) return null;
     const tools = [button("Ask differently", () =>
       this.act.branch(this.start, "user", asked), { tone: "plain tiny",
-      title: "Continue before this in a new session, with another text" })];
+      title: "Start a new session from here, with a different message" })];
     return userMessage(asked, { tools });
   }
 
@@ -161,7 +161,7 @@ export class LiveRun {
   /** @param {EventOf<"turn_started">} options */
   on_turn_started({ turn }) {
     this.reply = null;
-    this.open().setStatus("waiting for the model…");
+    this.open().setStatus("Waiting for the model…");
     this.state("running", { turns: Math.max(turn - 1, 0) });
   }
 

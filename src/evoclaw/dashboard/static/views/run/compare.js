@@ -47,7 +47,8 @@ function timelines(found, signal) {
     return { view, run, timeline };
   });
   const first = rows[0].timeline;
-  return [h("div", { class: "row between" }, h("p", { class: "soft" }, "Both on one time scale."),
+  return [h("div", { class: "row between" },
+    h("p", { class: "soft" }, "Both use the same time scale."),
     h("div", { class: "row" },
       button("−", () => first.zoom(1 / 1.6), { label: "Zoom out" }),
       button("+", () => first.zoom(1.6), { label: "Zoom in" }),
@@ -87,8 +88,8 @@ function part({ view, run, timeline }, place) {
 /** @param {Api.RunComparison} options */
 function differences({ same, differences: found }) {
   if (same) {
-    return [h("h2", null, "Differences"), empty("The runs are the same: turns, calls, results, "
-      + "tokens. Ids and times are ignored.")];
+    return [h("h2", null, "Differences"), empty("No differences: turns, calls, results and tokens "
+      + "are the same. Ids and times are ignored.")];
   }
   const turns = new Map();
   for (const one of found) turns.set(one.turn, [...(turns.get(one.turn) || []), one]);

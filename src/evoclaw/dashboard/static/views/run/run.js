@@ -235,7 +235,7 @@ export class RunPage {
 }
 
 function legend() {
-  return h("ul", { class: "tl-legend", "aria-label": "What the bars mean" },
+  return h("ul", { class: "tl-legend", "aria-label": "Legend" },
     h("li", null, h("span", { class: "swatch thinks" }), "model is thinking"),
     h("li", null, h("span", { class: "swatch writes" }), "model is writing"),
     ["ok", "failed", "denied", "running", "waiting"].map((how) => h("li", null,

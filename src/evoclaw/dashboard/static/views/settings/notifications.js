@@ -4,10 +4,10 @@
 import { get, postEmpty } from "../../api.js";
 import { h, lookup, replace } from "../../dom.js";
 import { may } from "../../live.js";
-import { badge, button, empty, load, table, toast } from "../../components.js";
+import { badge, button, empty, load, missingScope, table, toast } from "../../components.js";
 
 const TONES = lookup({ sent: "good", due: "warn", dead: "bad" });
-const STATES = lookup({ sent: "sent", due: "is tried again", dead: "given up" });
+const STATES = lookup({ sent: "sent", due: "retrying", dead: "failed" });
 
 /**
  * Show the notifiers, and the way to add this device.
@@ -22,7 +22,7 @@ export function showNotifications(place, signal) {
   const list = h("div");
   replace(place, device, h("h2", null, "Notifiers"), list);
   if (!may("admin")) {
-    return replace(list, empty("Only an admin sees them: your token lacks the scope 'admin'."));
+    return replace(list, missingScope("see notifiers", "admin"));
   }
   const again = () => load(list, () => get("/v1/notify", null, { signal }), ({ items }) =>
     (items.length ? notifiersShown(items, again)
