@@ -200,11 +200,21 @@ export function perFrame(call) {
 }
 
 /**
+ * Call when a signal is aborted; now if it is already, as no event comes then.
+ * @param {AbortSignal} signal
+ * @param {() => void} call
+ */
+export function onAbort(signal, call) {
+  if (signal.aborted) call();
+  else signal.addEventListener("abort", call, { once: true });
+}
+
+/**
  * Call every second until aborted, for relative times.
  * @param {() => void} call
  * @param {AbortSignal} signal
  */
-export function ticking(call, signal) {
-  const timer = setInterval(call, 1000);
-  signal.addEventListener("abort", () => clearInterval(timer), { once: true });
+export function ticking(call, signal, milliseconds = 1000) {
+  const timer = setInterval(call, milliseconds);
+  onAbort(signal, () => clearInterval(timer));
 }

@@ -58,6 +58,7 @@ class FirstSteps {
     this.found = found;
     this.signal = signal;
     this.over = false;
+    this.inviting = new AbortController(); // aborted when another invitation replaces it
     this.modelState = h("p", { role: "status" });
     this.edges = h("p", { role: "status" });
     this.invited = h("div");
@@ -146,7 +147,10 @@ class FirstSteps {
         const made = await post("/v1/fleet/invitations",
           { agent_id: id, minutes: INVITED_MINUTES }, { signal: this.signal });
         const until = Date.now() / 1000 + INVITED_MINUTES * 60;
-        replace(this.invited, invitation(id, made, until, this.signal));
+        this.inviting.abort();
+        this.inviting = new AbortController();
+        const either = AbortSignal.any([this.signal, this.inviting.signal]);
+        replace(this.invited, invitation(id, made, until, either));
       });
     });
     return form;

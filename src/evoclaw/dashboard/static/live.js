@@ -2,6 +2,7 @@
 // Live state: one event stream for the whole dashboard, and its latest data.
 
 import { follow, get, keepFor } from "./api.js";
+import { onAbort } from "./dom.js";
 
 /** The edges by id.
  * @type {Map<string, Api.EdgeView>} */
@@ -27,7 +28,7 @@ const listeners = new Map();
 export function on(kind, listener, signal) {
   const all = listeners.get(kind) || new Set();
   listeners.set(kind, all.add(listener));
-  signal.addEventListener("abort", () => all.delete(listener), { once: true });
+  onAbort(signal, () => all.delete(listener));
 }
 
 /**

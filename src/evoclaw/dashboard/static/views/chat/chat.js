@@ -2,7 +2,7 @@
 // Chat: the session list, one conversation, and its canvas.
 
 import { del, get, patch, post } from "../../api.js";
-import { announce, h, inside, oneLine, replace } from "../../dom.js";
+import { announce, h, inside, onAbort, oneLine, replace } from "../../dom.js";
 import { may } from "../../live.js";
 import { button, confirmed, dialog, empty, failed, field, select, toast }
   from "../../components.js";
@@ -43,6 +43,7 @@ class Chat {
     this.canvasButton.id = "canvas-button";
     this.asksTitle = false;
     this.shown = new AbortController(); // aborted when another session is shown
+    onAbort(signal, () => this.shown.abort());
     /** @type {Conversation|null} */
     this.conversation = null;
     /** @type {Canvas|null} */
@@ -93,7 +94,7 @@ class Chat {
   async open(id, { push = true, focus = push } = {}) {
     this.shown.abort();
     this.shown = new AbortController();
-    this.signal.addEventListener("abort", () => this.shown.abort(), { once: true });
+    if (this.signal.aborted) this.shown.abort();
     this.showDrawer(false);
     this.conversation = this.canvas = this.session = null;
     replace(this.side);

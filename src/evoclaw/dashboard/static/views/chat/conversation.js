@@ -2,7 +2,7 @@
 // A conversation: its history, its live runs, and scrolling that follows the end.
 
 import { get, post, postEmpty } from "../../api.js";
-import { announce, h, inside, replace } from "../../dom.js";
+import { announce, h, inside, onAbort, replace, ticking } from "../../dom.js";
 import { on, runs } from "../../live.js";
 import { button, failed, toast } from "../../components.js";
 import { History } from "./history.js";
@@ -96,8 +96,7 @@ export class Conversation {
     this.onRuns([...runs.values()]);
     on("approvals", () => this.look(), this.signal);
     on("questions", () => this.look(), this.signal);
-    const timer = setInterval(() => this.tick(), 1000);
-    this.signal.addEventListener("abort", () => clearInterval(timer), { once: true });
+    ticking(() => this.tick(), this.signal);
     this.view.stateChanged(this);
     this.toEnd();
   }
@@ -219,7 +218,7 @@ export class Conversation {
     });
     sizes.observe(this.inner);
     sizes.observe(this.log);
-    this.signal.addEventListener("abort", () => sizes.disconnect(), { once: true });
+    onAbort(this.signal, () => sizes.disconnect());
   }
 
   /** Check whether the end is visible: growth keeps following it, scrolling up does not. */

@@ -1,7 +1,7 @@
 // @ts-check
 // Fleet: the edges, their load, waiting approvals, and delegations.
 
-import { h, perFrame, replace, setText, ticking } from "../../dom.js";
+import { h, onAbort, perFrame, replace, setText, ticking } from "../../dom.js";
 import { fleet, known, may, on } from "../../live.js";
 import { VirtualList } from "../../list.js";
 import { empty, figure, missingScope, select } from "../../components.js";
@@ -87,7 +87,7 @@ function listPage(root, signal) {
   ticking(() => {
     for (const { element } of list.drawn.values()) tickEdge(element);
   }, signal);
-  signal.addEventListener("abort", () => list.close(), { once: true });
+  onAbort(signal, () => list.close());
   draw();
 }
 

@@ -2,7 +2,7 @@
 // The delegation graph: layers of agents and edges, and the same as a table.
 
 import { get } from "../../api.js";
-import { h, oneLine, perFrame, replace, s } from "../../dom.js";
+import { h, onAbort, oneLine, perFrame, replace, s } from "../../dom.js";
 import { count, percent, some } from "../../format.js";
 import { fleet, on } from "../../live.js";
 import { badge, button, empty, failed, select, table, when } from "../../components.js";
@@ -61,13 +61,13 @@ export function mapPage(root, tabs, signal) {
     if (found.length) show();
   }));
   sizes.observe(drawing);
-  signal.addEventListener("abort", () => sizes.disconnect(), { once: true });
+  onAbort(signal, () => sizes.disconnect());
   let later = 0; // runs change often: at most one request in three seconds
   on("runs", () => {
     clearTimeout(later);
     later = setTimeout(ask, Math.max(0, asked + 3000 - Date.now()));
   }, signal);
-  signal.addEventListener("abort", () => clearTimeout(later), { once: true });
+  onAbort(signal, () => clearTimeout(later));
   return ask();
 }
 

@@ -2,7 +2,7 @@
 // Metrics of tools and requests, computed from the stored records.
 
 import { get } from "../../api.js";
-import { h, replace } from "../../dom.js";
+import { h, onAbort, replace } from "../../dom.js";
 import { count, duration, millis, money, percent } from "../../format.js";
 import { on } from "../../live.js";
 import { field, figure, load, select, table } from "../../components.js";
@@ -32,7 +32,7 @@ export async function mount(root, _args, signal) {
     clearTimeout(timer);
     timer = setTimeout(look, SETTLE);
   }, signal);
-  signal.addEventListener("abort", () => clearTimeout(timer), { once: true });
+  onAbort(signal, () => clearTimeout(timer));
   await look();
 }
 

@@ -67,7 +67,9 @@ export function forkDialog(page, turn) {
   field("Model", model, "Leave empty to use the agent's model."),
   problem, h("div", { class: "row end" }, go));
   const made = dialog("Fork this run", form);
-  page.signal.addEventListener("abort", () => made.close(), { once: true });
+  const closed = new AbortController();
+  made.addEventListener("close", () => closed.abort());
+  page.signal.addEventListener("abort", () => made.close(), { signal: closed.signal });
 }
 
 /**

@@ -2,7 +2,7 @@
 // Compares two runs: timelines on one scale, and their differences.
 
 import { get, text } from "../../api.js";
-import { h, oneLine, replace } from "../../dom.js";
+import { h, onAbort, oneLine, replace } from "../../dom.js";
 import { count, duration, money } from "../../format.js";
 import { badge, button, empty, load, runBadge, when } from "../../components.js";
 import { changed } from "./changes.js";
@@ -43,7 +43,7 @@ function timelines(found, signal) {
       onSelect: (one) => timeline.select(one), onLook: () => alike(timeline, rows) });
     timeline.element.addEventListener("scroll", () => alike(timeline, rows), { passive: true });
     timeline.set(run, { now: run.last ?? 0, total });
-    signal.addEventListener("abort", () => timeline.close(), { once: true });
+    onAbort(signal, () => timeline.close());
     return { view, run, timeline };
   });
   const first = rows[0].timeline;
