@@ -13,7 +13,7 @@ import click
 
 from evoclaw.api import app
 from evoclaw.api.openapi import build_openapi
-from evoclaw.api.routes.channels import channel_routes
+from evoclaw.api.routes.channels import channel_routes, chat_channel_routes
 from evoclaw.api.routes.notifications import notification_routes
 from evoclaw.cli.main import command_line
 
@@ -58,6 +58,7 @@ def document() -> dict[str, Any]:
     routes = [
         *app.api_routes(),
         *channel_routes(nothing, ()),
+        *chat_channel_routes(()),
         *notification_routes(nothing),
     ]
     return build_openapi(routes)

@@ -25,18 +25,18 @@ async def test_a_test_message_is_sent_from_the_settings(looker: Looker) -> None:
     await looker.enter("settings", "notifications")
     row = looker.page.get_by_role("row").filter(has_text="browsers")
     await expect(row).to_contain_text("none yet")
-    await looker.button("Send a test message with browsers").click()
+    await looker.button("Send a test with browsers").click()
     await expect(looker.page.locator("#toasts")).to_contain_text("no browser is subscribed")
 
 
 async def test_this_device_registers_a_worker_that_shows_messages(looker: Looker) -> None:
     await looker.page.context.grant_permissions(["notifications"], origin=looker.house.url)
     await looker.enter("settings", "notifications")
-    await looker.page.get_by_role("link", name="Notify me on this device").click()
+    await looker.page.get_by_role("link", name="Set up notifications on this device").click()
     await expect(looker.page.get_by_role("status")).to_have_text(
         "Notifications are off for this device."
     )
-    await expect(looker.button("Notify me on this device")).to_be_visible()
+    await expect(looker.button("Turn on notifications")).to_be_visible()
     assert await looker.barriers() == []
 
     session: Any = await looker.page.context.new_cdp_session(looker.page)
