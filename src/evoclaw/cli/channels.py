@@ -86,7 +86,7 @@ def _state(row: dict[str, JSON]) -> str:
         clean(text_of(row, key)) for key in ("state", "account", "problem", "fix")
     )
     since = format_time(row.get("changed_at"))
-    parts = (state, since and f"since {since}", account and f"as {account}", problem, fix)
+    parts = (state, account and f"as {account}", since and f"since {since}", problem, fix)
     return " ".join(part for part in parts if part)
 
 

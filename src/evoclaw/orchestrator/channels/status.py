@@ -105,6 +105,8 @@ class ChannelView(Struct, frozen=True):
     """The senders that the settings name; `*` is everyone."""
     paired: dict[str, str]
     """The senders that were added with a code, and their users."""
+    sends_answers: bool
+    """False for a webhook without a `callback_url`: its answers are read from their runs."""
     last_received_at: float | None
     """When the last message was accepted, in Unix seconds."""
     last_sent_at: float | None
@@ -126,6 +128,9 @@ async def channel_view(channel: ObservedChannel, store: ChannelStore) -> Channel
     settings, status = channel.settings, channel.status
     traffic = await read_traffic(store.database, settings.name)
     paired = await ChannelPairing(settings.name, store).senders()
+    sends_answers = settings.kind != "webhook" or bool(settings.webhook.callback_url)
+    if not sends_answers:
+        traffic = replace(traffic, retrying=0, given_up=0, problem="", problem_at=None)
     last = (status.last_problem, status.last_problem_at)
     if (traffic.problem_at or 0.0) > (status.last_problem_at or 0.0):
         last = (traffic.problem, traffic.problem_at)
@@ -140,6 +145,7 @@ async def channel_view(channel: ObservedChannel, store: ChannelStore) -> Channel
         _how_to_fix(settings, status, paired, traffic.given_up),
         tuple(settings.senders),
         paired,
+        sends_answers,
         traffic.last_received_at,
         traffic.last_sent_at,
         sum(number for why, number in channel.counts.items() if why.startswith("refused: ")),

@@ -22,18 +22,22 @@ const PAIRED_KINDS = ["telegram", "slack", "discord", "matrix", "email"];
  */
 export function showChannels(place, signal) {
   if (!may("admin")) return replace(place, missingScope("see channels", "admin"));
-  const list = h("div"), failed = h("div");
+  const list = h("div", { class: "settings-body" });
   replace(place, h("p", { class: "soft" }, "People write to agents through channels. EvoClaw "
     + "notifies people through ", h("a", { href: "#/settings/notifications" }, "notifiers"), "."),
-  list, failed);
-  return Promise.all([
-    refreshing(list, () => get("/v1/channels", null, { signal }), channelList, signal),
-    refreshing(failed, () => get("/v1/deliveries/given-up", null, { signal }), failedList,
-      signal)]);
+  list);
+  return refreshing(list, () => Promise.all([get("/v1/channels", null, { signal }),
+    get("/v1/deliveries/given-up", null, { signal })]), shown, signal);
 }
 
-/** @param {Api.ChannelList} found */
-function channelList({ items }) {
+/** @param {[Api.ChannelList, Api.FailedDeliveryList]} found */
+function shown([{ items }, failed]) {
+  const sending = new Set(items.filter((one) => one.sends_answers).map((one) => one.name));
+  return [channelList(items), failedList(failed.items.filter((one) => sending.has(one.channel)))];
+}
+
+/** @param {Api.ChannelView[]} items */
+function channelList(items) {
   return items.length ? h("div", { class: "grid-cards" }, items.map(channelCard))
     : empty("No channels yet. Add a [[channels]] table to evoclaw.toml.",
       h("p", { class: "small" }, "Telegram, Slack, Discord, Matrix, e-mail, webhooks and MQTT are "
@@ -50,7 +54,7 @@ function channelCard(one) {
     facts([["Kind", KINDS[one.kind] || one.kind], ["Account", one.account],
       ["Since", when(one.changed_at)], ["Agent", one.agent || "default"],
       ["Senders", oneLine(senders.join(", "), 200) || "none"],
-      ["Last received", when(one.last_received_at)], ["Last sent", when(one.last_sent_at)],
+      ["Last received", when(one.last_received_at)], ["Last sent", one.sends_answers ? when(one.last_sent_at) : "no callback_url"],
       ["Undelivered", undelivered(one)],
       ["Refused", one.refused ? some(one.refused, "message") : ""]]),
     (one.problem || one.fix) && h("div", { class: "channel-problem", role: "status" },
@@ -85,8 +89,8 @@ async function pair(name) {
       + "account that sends it may use the channel."));
 }
 
-/** @param {Api.FailedDeliveryList} found */
-function failedList({ items }) {
+/** @param {Api.DeadLetter[]} items */
+function failedList(items) {
   return items.length > 0 && [h("h2", null, "Undelivered answers"),
     table("undelivered answers, the newest first", FAILED, items)];
 }
