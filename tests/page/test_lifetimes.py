@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from playwright.async_api import expect
+from playwright.async_api import Route, expect
 
 from evoclaw.core.messages import JSON
 from tests.page.looking import VIEWS, Looker
@@ -104,9 +104,9 @@ async def test_views_that_are_left_while_they_load_release_their_timers(looker: 
 
     leaving = asyncio.Event()
 
-    async def answered_late(route: object) -> None:
+    async def answered_late(route: Route) -> None:
         await leaving.wait()
-        await route.continue_()  # type: ignore[attr-defined]
+        await route.continue_()
 
     await looker.page.route("**/v1/agents*", answered_late)
     await looker.page.route("**/v1/workflows*", answered_late)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,7 +27,6 @@ from evoclaw.orchestrator.channels.inbound import (
     Undelivered,
 )
 from evoclaw.orchestrator.channels.settings import ChannelSettings
-from evoclaw.orchestrator.channels.status import ChannelStatus
 from evoclaw.orchestrator.notifications.answer_tokens import AnswerTokens
 from evoclaw.orchestrator.people.approvals import CallApprovals
 from evoclaw.orchestrator.people.questions import Questions
@@ -61,9 +59,6 @@ class MemoryChannel:
 
     def __init__(self, name: str = "box") -> None:
         self.name = name
-        self.settings = ChannelSettings(name=name, kind="mqtt", senders=("*",))
-        self.status = ChannelStatus("connected")
-        self.counts: Counter[str] = Counter()
         self.answers: list[ChannelAnswer] = []
         self.tries = 0
         self.fails: Callable[[ChannelAnswer], Undelivered | None] = lambda _: None

@@ -79,7 +79,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
     """When it was created, in Unix seconds."""
 
 
-class Channel(ObservedChannel, Protocol):
+class Channel(Protocol):
     """A way for people to send messages to agents."""
 
     @property
@@ -259,11 +259,11 @@ class ChannelDispatcher:
         self._deliveries[channel].wake()
 
     async def views(self, tenant: str) -> Sequence[ChannelView]:
-        """The channels of a tenant, and the state of each."""
+        """The channels of a tenant that report their state."""
         return [
             await channel_view(channel, self._store)
             for channel in self._channels.values()
-            if channel.settings.tenant == tenant
+            if isinstance(channel, ObservedChannel) and channel.settings.tenant == tenant
         ]
 
     async def dead_letters(self, tenant: str) -> Sequence[DeadLetter]:

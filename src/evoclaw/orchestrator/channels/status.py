@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -63,8 +63,9 @@ class ChannelStatus(Struct, frozen=True):
         return replace(self, last_problem=problem, last_problem_at=at)
 
 
+@runtime_checkable
 class ObservedChannel(Protocol):
-    """What the state of a channel is read from."""
+    """A channel that reports its state; all configured ones do."""
 
     @property
     def settings(self) -> ChannelSettings:
