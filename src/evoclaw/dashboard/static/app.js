@@ -91,6 +91,12 @@ function fitKeyboard() {
   else style.removeProperty("--visible-height");
 }
 
+/** @param {string} name @param {string[]} args */
+const fileOf = (name, args) => MODULES[name]?.(args) || name;
+
+/** The module of a view. @param {string} file @returns {Promise<View>} */
+const module = (file) => import(`./views/${file}/${file}.js`);
+
 async function show() {
   if (!session) return;
   showMore(false);
@@ -103,8 +109,7 @@ async function show() {
   }
   const root = byId("main");
   try {
-    const file = MODULES[name]?.(args) || name;
-    const view = await import(`./views/${file}/${file}.js`);
+    const file = fileOf(name, args), view = await module(file);
     if (signal.aborted) return;
     const heading = h("h1", { tabindex: "-1" }, view.title);
     const body = h("div", { class: `view view-${file}` });
@@ -150,6 +155,8 @@ async function enter() {
     on("questions", showWaiting, signal);
     on("stops", () => showStopBanner(byId("stops")), signal);
     on("link", showLink, signal);
+    const { name, args } = place();
+    module(fileOf(name, args)).catch(() => {}); // loads meanwhile; `show` reports a failure
     await begin(signal);
     showUser();
     await show();
@@ -298,7 +305,7 @@ document.addEventListener("keydown", onKey);
 visualViewport?.addEventListener("resize", fitKeyboard);
 byId("skip")
   .addEventListener("click", () => document.getElementById("main")?.focus());
-storeFiles().catch(reportError);
 await takeToken();
-if (hasToken()) enter();
+if (hasToken()) await enter();
 else askToken("Enter your API token.");
+storeFiles().catch(reportError); // last: it loads all files, and the first screen comes first
