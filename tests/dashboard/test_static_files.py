@@ -236,6 +236,6 @@ def test_texts_are_compressed_for_browsers_that_accept_it(client: TestClient[Lit
     lexer = (VENDOR / "markdown-it.js").stat().st_size
     assert size("/ui/vendor/markdown-it.js", "identity") == ("", lexer)
     encoding, sent = size("/ui/vendor/markdown-it.js", "gzip, deflate, br")
-    assert encoding == "gzip" and sent < lexer / 3
+    assert encoding == "gzip" and sent < lexer / 2
     icon = STATIC / "icons" / "icon-512.png"
     assert size("/ui/icons/icon-512.png", "gzip") == ("", icon.stat().st_size)
