@@ -7,9 +7,6 @@ import logging
 import time
 from collections import Counter
 from contextlib import aclosing
-from typing import Literal, TypeAlias
-
-from msgspec import Struct
 
 from evoclaw.core.errors import EvoClawError
 from evoclaw.orchestrator.channels.chat.approvals import ChatApprovals
@@ -21,6 +18,7 @@ from evoclaw.orchestrator.channels.chat.messages import (
     ChatService,
     ConversationMessage,
     OutgoingMessage,
+    ServiceError,
 )
 from evoclaw.orchestrator.channels.chat.pairing import ChannelPairing
 from evoclaw.orchestrator.channels.chat.receiver_lease import ReceiverLease
@@ -34,6 +32,7 @@ from evoclaw.orchestrator.channels.inbound import (
     Undelivered,
 )
 from evoclaw.orchestrator.channels.settings import ChannelSettings
+from evoclaw.orchestrator.channels.status import ChannelStatus, ConnectionState
 from evoclaw.orchestrator.log_throttle import LogThrottle, repeat_suffix
 from evoclaw.store.channels import ChannelStore
 
@@ -48,21 +47,6 @@ REFUSAL_TEXT = "Sorry, you may not use this bot. Ask its operator to add you."
 MAX_REFUSALS = 1_000
 """Strangers that one process answers and remembers; the others get no answer."""
 MAX_TEXT_CHARS = 64 * 1024
-
-
-ConnectionState: TypeAlias = Literal["connecting", "connected", "standby", "failed"]
-"""`standby`: another orchestrator receives its messages."""
-
-
-class ChannelStatus(Struct, frozen=True):
-    """The connection of a channel."""
-
-    state: ConnectionState
-    account: str = ""
-    """The name of the bot or the address of the mailbox, once it is known."""
-    problem: str = ""
-    """Why the last attempt failed; stays until the channel is connected."""
-    changed_at: float = 0.0
 
 
 class ChatChannel:
@@ -195,7 +179,7 @@ class ChatChannel:
         async with aclosing(self._service.receive(cursor)) as batches:
             async for batch in batches:
                 if self.status.state != "connected":
-                    self._changed("connected", account=self.status.account)
+                    self._changed("connected")
                     logger.info("channel %s: connected as %s", self.name, self.status.account)
                 for event in batch.events:
                     await self._handle(handler, event)
@@ -325,7 +309,8 @@ class ChatChannel:
             await asyncio.sleep(self._service.typing_interval_s)
 
     def _failed(self, problem: EvoClawError) -> None:
-        self._changed("failed", account=self.status.account, problem=str(problem))
+        rejected = isinstance(problem, ServiceError) and problem.is_login
+        self._changed("failed", problem=str(problem), is_login=rejected)
         if count := self._throttle.count(str(problem)):
             logger.warning("channel %s: %s%s", self.name, problem, repeat_suffix(count))
 
@@ -335,8 +320,11 @@ class ChatChannel:
         *,
         account: str = "",
         problem: str = "",
+        is_login: bool = False,
     ) -> None:
-        self.status = ChannelStatus(state, account, problem, self._store.clock())
+        self.status = self.status.changed(
+            state, self._store.clock(), account=account, problem=problem, is_login=is_login
+        )
 
 
 def _first_line(text: str) -> str:
