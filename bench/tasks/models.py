@@ -33,7 +33,7 @@ class MeasuredModel:
     @property
     def for_commands(self) -> dict[str, str]:
         """The environment that makes every command use it."""
-        return {"EVOCLAW_MODEL": self.spec, **self.env}
+        return {"EVOCLAW_MODEL": self.spec, "PYTHONWARNINGS": "ignore", **self.env}
 
 
 def gguf_path(spec: str) -> Path | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import sys
 import tempfile
 import time
@@ -29,6 +30,9 @@ from bench.tasks.task import Task, claims_success
 from bench.tasks.variants import VARIANT_PART, VARIANTS, tasks_for
 
 DEFAULT_MODEL = "embedded/smollm2-135m"
+FOLDER_PREFIX = "taskbench-"
+MAX_ANSWER_CHARS = 300
+"""Of an answer that is stored, to see why a task was not solved."""
 
 
 def row_of(task: Task, run: TaskRun) -> Row:
@@ -37,7 +41,7 @@ def row_of(task: Task, run: TaskRun) -> Row:
     return {
         "digest": task.digest(),
         "solved": not why,
-        "why": why,
+        "why": without_folder(why),
         "wrong_done": bool(why) and claims_success(run.stop, run.ending.answer),
         "stop": run.stop,
         "turns": run.turns,
@@ -48,8 +52,13 @@ def row_of(task: Task, run: TaskRun) -> Row:
         "tokens": run.usage.input + run.usage.output,
         "cached": run.usage.cache_read,
         "seconds": run.seconds,
-        "answer": run.ending.answer[:300],
+        "answer": without_folder(run.ending.answer)[:MAX_ANSWER_CHARS],
     }
+
+
+def without_folder(text: str) -> str:
+    """A text without the path of the temporary folder that the task was run in."""
+    return re.sub(rf"{re.escape(tempfile.gettempdir())}/{FOLDER_PREFIX}[^\s/]*", "", text)
 
 
 class ProgressLines:
@@ -101,7 +110,7 @@ async def measure_tasks(
 @asynccontextmanager
 async def open_driver(model: MeasuredModel, *, with_fleet: bool) -> AsyncGenerator[Driver]:
     """A driver in a folder of its own; its fleet is started once."""
-    with tempfile.TemporaryDirectory(prefix="taskbench-") as folder:
+    with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as folder:
         driver = Driver(Path(folder), model.for_commands)
         if not with_fleet:
             yield driver
@@ -119,7 +128,7 @@ def measure_peers(model: MeasuredModel, tasks: Sequence[Task], results: Results)
         lines = ProgressLines(
             f"{framework.name} {model.name}", sum(task.for_peers for task in tasks)
         )
-        with tempfile.TemporaryDirectory(prefix="taskbench-peer-") as folder:
+        with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as folder:
             try:
                 measure_peer(framework, model, tasks, Path(folder), results, lines.tell)
             except CannotMeasure as problem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from bench.tasks.models import result_name
 from bench.tasks.peer_tasks import run_process
 from bench.tasks.report import PAGE, page
 from bench.tasks.results import RESULTS, Results, summary
-from bench.tasks.taskbench import chosen
+from bench.tasks.taskbench import chosen, without_folder
 from bench.tasks.variants import VARIANTS, tasks_for
 
 from evoclaw.core.messages import Reply, ToolCall
@@ -109,6 +110,11 @@ def test_the_summary_and_the_page_count_each_model_and_peer(tmp_path: Path) -> N
 def test_models_are_named_without_their_path() -> None:
     assert result_name("local:/some/where/small-q4.gguf") == "small-q4"
     assert result_name("openai/gpt-x") == "openai/gpt-x"
+
+
+def test_results_have_no_path_of_the_machine() -> None:
+    folder = Path(tempfile.gettempdir()) / "taskbench-x1y2"
+    assert without_folder(f"I wrote {folder}/work/a.txt.") == "I wrote /work/a.txt."
 
 
 def test_an_unknown_task_is_refused_with_the_groups() -> None:
