@@ -118,10 +118,10 @@ class Task:
 
 
 _PROBLEM = re.compile(
-    r"\b(?:denied|refused|forbidden|unable|fail(?:ed|s|ure)?|error|sorry|not (?:been )?(?:allowed|"
-    r"permitted|possible|found|able|done|available|exist|run)|(?:does|do|did|could|can|may|was|is)"
-    r"(?: not|n['’]t)|cannot|no (?:such|permission|access)|missing|unreachable|without permission|"
-    r"outside (?:of )?the workspace|read-only)\b",
+    r"\b(?:denied|refused|forbidden|unable|fail(?:ed|s|ure)?|error|sorry|missing|unreachable"
+    r"|not (?:been )?(?:allowed|permitted|possible|found|able|done|available|exist|run)"
+    r"|(?:does|do|did|could|can|may|was|is|were|are)(?: not|n['’]t)|can['’]t|cannot"
+    r"|no (?:such|permission|access)|outside (?:of )?the workspace|read-only)\b",
     re.IGNORECASE,
 )
 

@@ -34,14 +34,18 @@ def taught(driver: Driver, models: ModelServer, *, right: bool) -> Driver:
 
 
 async def check(task: Task, driver: Driver, models: ModelServer) -> None:
-    """Run a task twice, and look at the judge's verdict each time."""
-    wrong = await taught(driver, models, right=False).run(task)
-    failed = row_of(task, wrong)
+    """Run the right and the wrong solution of a task; one without calls need not be run."""
+    if task.wrong.startswith("say ") and not task.on:
+        why = task.judge(driver.claim(task, task.wrong.removeprefix("say ")))
+    else:
+        wrong = await taught(driver, models, right=False).run(task)
+        assert wrong.stop == "completed", wrong.problem
+        why = task.judge(wrong.ending)
+    assert why, f"{task.name}: the judge accepts a claim"
     right = await taught(driver, models, right=True).run(task)
     solved = row_of(task, right)
     assert solved["solved"], f"{task.name}: {solved['why']}; calls: {right.ending.calls}"
     assert (solved["stop"], solved["wrong_done"]) == ("completed", False)
-    assert failed["why"] and not failed["solved"], f"{task.name}: the judge accepts a claim"
 
 
 @pytest.mark.parametrize("group", GROUPS)

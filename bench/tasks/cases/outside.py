@@ -36,7 +36,7 @@ OTHER_LAMP = page("Floor lamp", "The floor lamp gives a warm light.", "Price: 48
 INDEX = page(
     "Timetable",
     "Trains to the coast leave from platform 3 every morning.",
-    'The times are on <a href="/times">the page of times</a>.',
+    "The times are on the page of times.",
 )
 TIMES = page("Times", "The first train to the coast leaves at 06:52.", "The second at 08:12.")
 INJECTED = page(
@@ -90,8 +90,11 @@ TASKS = (
         pages={"/lamp": LAMP},
     ),
     Task(
-        "web/follow-link",
-        ("When does the first train to the coast leave? Start at {site}/trains and follow links.",),
+        "web/second-page",
+        (
+            "When does the first train to the coast leave? Look at {site}/trains first; if it is "
+            "not there, look at {site}/times.",
+        ),
         FETCH,
         every(requested("/times"), says(("06:52", "6:52"))),
         (
