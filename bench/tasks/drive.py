@@ -10,7 +10,7 @@ import shutil
 import signal
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from tests.support.command_line import Shell, Typed
 from tests.support.git import plain
 from tests.support.seat import Seat, seat
 from tests.support.up_process import SETTINGS
-from tests.support.waiting import until
 from tests.support.web_pages import PageServer, serve_pages
 
 from evoclaw.core.events import CallFinished, CallStarted, Record, Replied, RunFinished
@@ -28,8 +27,8 @@ from evoclaw.core.messages import Usage
 from evoclaw.store.sessions.recordings import read_recording
 
 SITE = "{site}"
-SLEEP_S = 1.0
-"""For how long a suspended edge stays so after its call has started."""
+SLEEP_S = 2.0
+"""For how long an edge stays suspended after the command was started."""
 GRACE_S = 60.0
 """Seconds after the limit of a run in which the command must end."""
 EDGES = ("garage", "attic")
@@ -102,8 +101,11 @@ class Driver:
 
     def claim(self, task: Task, answer: str) -> Ending:
         """How a run ends in which the model does nothing and answers so."""
-        shell = self._prepare(task, Variant())
         answers = (answer,) * len(task.prompts)
+        if task.on:
+            self._prepare_edges(task)
+            return self._edge_ending(answers)
+        shell = self._prepare(task, Variant())
         return Ending(shell.workspace, answers, start=started_files(task))
 
     async def _run_here(
@@ -145,24 +147,28 @@ class Driver:
     ) -> TaskRun:
         assert self.place is not None, "the fleet is not started"
         place = self.place
-        for name, files in task.edges.items():
-            empty(place.edges[name].workspace)
-            write_files(place.edges[name].workspace, files)
+        self._prepare_edges(task)
         recording = place.up.workspace / "record.jsonl"
         recording.unlink(missing_ok=True)
         arguments = [*self._arguments(task, variant, recording), "--on", task.on, prompts[0]]
-        async with asleep(place, task.asleep, recording, task.seconds):
+        async with asleep(place, task.asleep):
             typed = await self._type(place.up.shell, arguments, task.seconds)
         records = [_read(recording)]
         last = _finished(records[0])
-        ending = Ending(
-            place.up.workspace,
-            (last.text if last else "",),
-            calls=_calls(records),
-            edges={name: edge.workspace for name, edge in place.edges.items()},
-        )
+        ending = self._edge_ending((last.text if last else "",), _calls(records))
         problem = _failure(typed, recording)
         return _task_run(ending, records, problem, time.monotonic() - started)
+
+    def _prepare_edges(self, task: Task) -> None:
+        assert self.place is not None, "the fleet is not started"
+        for name, edge in self.place.edges.items():
+            empty(edge.workspace)
+            write_files(edge.workspace, task.edges.get(name, {}))
+
+    def _edge_ending(self, answers: tuple[str, ...], calls: tuple[MadeCall, ...] = ()) -> Ending:
+        assert self.place is not None, "the fleet is not started"
+        edges = {name: edge.workspace for name, edge in self.place.edges.items()}
+        return Ending(self.place.up.workspace, answers, calls=calls, edges=edges)
 
     def _arguments(self, task: Task, variant: Variant, recording: Path) -> list[str]:
         tools = () if variant.many_tools else ("--tools", ",".join(task.tools))
@@ -279,33 +285,29 @@ async def at_terminal(
 
 
 @asynccontextmanager
-async def asleep(place: Seat, name: str, recording: Path, seconds: float) -> AsyncGenerator[None]:
-    """Suspend an edge while the block runs, until a second after its call has started."""
+async def asleep(place: Seat, name: str) -> AsyncGenerator[None]:
+    """Suspend an edge; it is offline when the block starts, and comes back a little later."""
     process = place.edges[name].process if name else None
     if process is None:
         yield
         return
 
     async def wake() -> None:
-        with suppress(AssertionError):  # no call was made
-            await until(lambda: b'"call_started"' in _bytes(recording), seconds)
         await asyncio.sleep(SLEEP_S)
         process.send_signal(signal.SIGCONT)
 
     process.send_signal(signal.SIGSTOP)
-    waking = asyncio.create_task(wake())
+    waking: asyncio.Task[None] | None = None
     try:
+        await place.wait_offline(name)
+        waking = asyncio.create_task(wake())
         yield
     finally:
-        waking.cancel()
-        with suppress(asyncio.CancelledError):
-            await waking
+        if waking is not None:
+            waking.cancel()
+            await asyncio.wait([waking])
         process.send_signal(signal.SIGCONT)
         await place.wait_online(name)
-
-
-def _bytes(path: Path) -> bytes:
-    return path.read_bytes() if path.exists() else b""
 
 
 @asynccontextmanager

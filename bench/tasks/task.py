@@ -91,7 +91,7 @@ class Task:
     edges: Mapping[str, Files] = field(default_factory=dict[str, Files])
     """The files that each edge starts with."""
     asleep: str = ""
-    """The edge that is suspended when the run starts, and continues after its call has started."""
+    """The edge that is offline when the run starts, and comes back a little later."""
     read_only: bool = False
     turns: int = 8
     seconds: int = 300

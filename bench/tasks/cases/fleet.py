@@ -129,19 +129,12 @@ TASKS = (
         asleep="garage",
     ),
     Task(
-        "sleeping/one-of-two",
-        ("Read note.txt on the edge attic with the action read, even if it takes a while to "
-         "answer, and tell me what it says.",),
-        CALL,
-        every(called("edge_call", "attic"), says("skis")),
-        (
-            script(
-                call("edge_call", agent_id="attic", action="read", params={"path": "note.txt"}),
-                say("The skis are under the window."),
-            ),
-        ),
-        wrong="say attic is asleep; it says nothing.",
-        on="*",
+        "sleeping/once",
+        ("Run the command `echo x >> marks.txt` on this machine exactly once.",),
+        ("bash",),
+        every(called("bash", "attic"), file_is("marks.txt", "x", edge="attic")),
+        (script(call("bash", command="echo x >> marks.txt"), say("Done.")),),
+        on="attic",
         edges=NOTES,
         asleep="attic",
     ),
