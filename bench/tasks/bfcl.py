@@ -30,7 +30,7 @@ from evoclaw.providers.registry import open_provider
 
 SEED, COUNT = 20, 200
 MAX_TOKENS = 256
-PACKAGES = ["--no-deps", "bfcl-eval==2025.10.27.1"]
+PACKAGES = ["--no-deps", "bfcl-eval==2026.3.23"]
 SCRIPT = Path(__file__).with_name("bfcl_judge.py")
 INSTRUCTIONS = (
     "Call the functions that the user's request needs, several at once if it asks for several "

@@ -35,7 +35,7 @@ def data(category: str) -> dict[str, dict[str, Any]]:
     """The entries of a category by id, with their answers."""
     base = folder()
     for name in CATEGORIES[category]:
-        for path in sorted(base.glob(f"BFCL_v*_{name}.json")):
+        for path in sorted(base.glob(f"BFCL_v[0-9]_{name}.json")):
             entries = {entry["id"]: entry for entry in _lines(path)}
             answers = base / "possible_answer" / path.name
             if answers.exists():
