@@ -51,6 +51,7 @@ from tests.settings.rows import (
     inside,
     judged,
     port_answer_of,
+    private_address_of,
     sandbox_of,
     table,
     tool,
@@ -579,6 +580,9 @@ SERVICE_ROWS: Rows = {
     **_flow_rows(),
     "network.allow": verdicts('[network]\nallow = ["a.test"]\n', _FETCH),
     "network.deny": verdicts('[network]\ndeny = ["b.test"]\n', _FETCH),
+    "network.private": Row(
+        '[network]\nprivate = ["127.0.0.1"]\n', private_address_of(Built.toolbox)
+    ),
     "network.commands": Row(
         '[network]\ncommands = ["a.test"]\n', sandbox_of(Built.toolbox, "proxy")
     ),

@@ -69,6 +69,7 @@ class RunOptions(Struct, frozen=True):
     wait: bool
     record: Path | None
     no_record: bool
+    confirm: bool = False
     resume: Path | None = None
     task: str | None = None
     on: str | None = None
@@ -92,6 +93,9 @@ _OPTIONS = (
     ),
     click.option(
         "--seconds", type=POSITIVE, metavar="N", show_default="3600", help="Stop after N seconds"
+    ),
+    click.option(
+        "--confirm", is_flag=True, help="Ask the model to check its work before its answer counts"
     ),
     json_option("Print every record as a line of JSON"),
     click.option("--yes", is_flag=True, help="Write and execute without asking"),
@@ -191,6 +195,7 @@ async def _prepare_and_run(
         defaults,
         max_turns=options.turns or defaults.max_turns,
         max_seconds=options.seconds or defaults.max_seconds,
+        confirm=options.confirm,
     )
     if options.session:
         return await _run_in_session(options, options.session, workspace, settings, progress)
@@ -313,6 +318,7 @@ def _ports(
             model=options.model,
             url=options.on,
             level=Level.of_flags(read_only=options.read_only, yes=options.yes),
+            tools=_tools(options),
             approver=approver,
             env=os.environ,
             run=started,
@@ -323,6 +329,7 @@ def _ports(
             model=options.model,
             on=options.on,
             level=Level.of_flags(read_only=options.read_only, yes=options.yes),
+            tools=_tools(options),
             approver=approver,
             env=os.environ,
             run=started,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from msgspec import Struct
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.pipeline import Step
 from evoclaw.core.ports import Approver, Ports, Provider
+from evoclaw.core.tools import Tool
 
 if TYPE_CHECKING:
     from evoclaw.core.state import PreparedRun
@@ -109,6 +110,7 @@ async def fleet_ports(
     model: str | None,
     on: str,
     level: Level,
+    tools: Sequence[str] | None,
     approver: Approver,
     env: Mapping[str, str],
     run: PreparedRun,
@@ -138,6 +140,7 @@ async def fleet_ports(
             options = provider_options(governance.settings)
             provider = await stack.enter_async_context(open_provider(name, env, options))
         routes = await fleet_routes(orchestrator, on, capabilities, timeout_s)
+        named = named_tools(tools, [tool for route in routes for tool in route.executor.tools()])
         governance = replace(
             governance,
             forwarded=forwarded_calls(orchestrator.fleet),
@@ -152,6 +155,7 @@ async def fleet_ports(
                 steps=[
                     *([] if undo else [WithoutUndoTool()]),
                     *image_steps(orchestrator, provider),
+                    *named,
                 ],
                 approver=approver,
                 level=level,
@@ -161,6 +165,21 @@ async def fleet_ports(
                 env=env,
             )
         )
+
+
+def named_tools(names: Sequence[str] | None, tools: Sequence[Tool]) -> list[Step]:
+    """The step that offers only the named tools of other machines; `ConfigError` for others."""
+    from evoclaw.orchestrator.agents.offer_steps import AgentTools
+
+    if names is None:
+        return []
+    known = {name for tool in tools for name in (tool.name, *tool.aliases)}
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigError(
+            f"unknown tool {', '.join(map(repr, unknown))} in --tools; available there: "
+            f"{', '.join(sorted(tool.name for tool in tools)) or 'none'}"
+        )
+    return [AgentTools(frozenset(names))]
 
 
 def image_steps(orchestrator: Orchestrator, provider: Provider) -> list[Step]:

@@ -35,7 +35,7 @@ def local_pipeline() -> PipelineSpec:
     from evoclaw.governance.rules.command_rules import CommandRules
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.audit.writer import Recordable
-    from evoclaw.orchestrator.agents.offer_steps import WithoutImageTool
+    from evoclaw.orchestrator.agents.offer_steps import AgentTools, WithoutImageTool
     from evoclaw.orchestrator.fleet.edge_images import FetchImages
     from evoclaw.orchestrator.people.questions import PendingQuestions
     from evoclaw.orchestrator.sessions.steps import (
@@ -49,8 +49,8 @@ def local_pipeline() -> PipelineSpec:
     return PipelineSpec(
         "local",
         offer=(
-            PermittedTools, WithoutImageTool, WithoutUndoTool, DefaultTimeout, ActiveSkillTools,
-            FlowFlags, Quarantine, RunTools,
+            PermittedTools, WithoutImageTool, WithoutUndoTool, AgentTools, DefaultTimeout,
+            ActiveSkillTools, FlowFlags, Quarantine, RunTools,
         ),
         before=(
             Stops, ToolStatus, ForwardedTools, RateLimits, Recordable, Autonomy, Permissions,

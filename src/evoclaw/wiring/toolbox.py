@@ -295,7 +295,7 @@ def _find_dependencies(
     home = default_data_folder(env)
     maybe: dict[type, object | str] = {
         FileOps: TrackedFiles(workspace, readable=read_roots(env)),
-        Fetcher: WebFetcher(UrlGuard(may=domains.allows)),
+        Fetcher: WebFetcher(UrlGuard(may=domains.allows, may_address=domains.allows_address)),
         TodoList: InMemoryTodoList(),
         Canvas: FileCanvas(home / "canvas" / f"{key}.html"),
         UserPrompter: "no user is at a terminal to answer questions",
@@ -338,7 +338,8 @@ def _browser(
     program = find_browser(env.get(BROWSER_VARIABLE, ""), env=env)
     if isinstance(program, str):
         return {Browser: program}
-    chromium = Chromium(program, guard=UrlGuard(may=domains.allows))
+    guard = UrlGuard(may=domains.allows, may_address=domains.allows_address)
+    chromium = Chromium(program, guard=guard)
     stack.push_async_callback(chromium.close)
     return {Chromium: chromium, Browser: chromium.session(key)}
 

@@ -24,8 +24,8 @@ class ChannelStatus(Struct, frozen=True):
     """The connection of a channel."""
 
     state: ConnectionState
-    """A webhook is `listening`: the other side connects. In `standby`, another orchestrator receives
-    the messages."""
+    """A webhook is `listening`: the other side connects. In `standby`, another orchestrator
+    receives the messages."""
     account: str = ""
     """The name of the bot or the address of the mailbox, once it is known."""
     problem: str = ""
