@@ -110,7 +110,7 @@ async def fleet_ports(
     model: str | None,
     on: str,
     level: Level,
-    tools: Sequence[str] | None,
+    tools: Sequence[str] | None = None,
     approver: Approver,
     env: Mapping[str, str],
     run: PreparedRun,

@@ -30,11 +30,8 @@ async def ssh_ports(
 ) -> AsyncGenerator[Ports]:
     """The ports of a run that works on `ssh://user@host/folder`; closed when the block ends.
 
-    <<<<<<< HEAD
-        Unless it is `undoable`, nothing is kept of the files that it changes.
-    =======
-        With `tools`, only the tools of these names are offered.
-    >>>>>>> ltasks
+    With `tools`, only the tools of these names are offered. Unless it is `undoable`, nothing is
+    kept of the files that it changes.
     """
     from evoclaw.executors.local import LocalExecutor
     from evoclaw.executors.ssh.connection import SshConnection, parse_ssh_url
