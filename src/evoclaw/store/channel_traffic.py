@@ -53,7 +53,7 @@ async def read_traffic(database: Database, channel: str) -> ChannelTraffic:
             return connection.execute(statement, (channel,)).fetchone()[0]
 
         received = [value(statement) for statement in _LAST_RECEIVED]
-        problem = connection.execute(_LAST_PROBLEM, (channel,)).fetchone()
+        problem: Any = connection.execute(_LAST_PROBLEM, (channel,)).fetchone()
         return ChannelTraffic(
             max((at for at in received if at is not None), default=None),
             value(_LAST_SENT),

@@ -292,12 +292,12 @@ class ChannelStore:
         )
         now = self.clock()
         values = (channel, holder, now + lease_s, now)
-        return await self._database.write(lambda c: c.execute(statement, values).rowcount) > 0
+        return await self.database.write(lambda c: c.execute(statement, values).rowcount) > 0
 
     async def release_receiver(self, channel: str, holder: str) -> None:
         """Give up a claim, if this process still has it."""
         statement = "DELETE FROM channel_receivers WHERE channel = ? AND holder = ?"
-        await self._database.write(lambda c: c.execute(statement, (channel, holder)))
+        await self.database.write(lambda c: c.execute(statement, (channel, holder)))
 
     async def find_message(
         self, tenant: str, channel: str, sender: str, id_: str
