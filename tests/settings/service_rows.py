@@ -248,7 +248,7 @@ def webhook(line: str, shown: str = "") -> Row:
 
     def look(made: Runtime) -> Any:
         channel = next(found for found in made.channels if isinstance(found, WebhookChannel))
-        return repr(inside(channel, "_settings")), repr(inside(channel, "_signatures", "__dict__"))
+        return repr(inside(channel, "settings")), repr(inside(channel, "_signatures", "__dict__"))
 
     return Row(f"{WEBHOOK}{line}\n", runtime(look), WEBHOOK, shown)
 
@@ -264,7 +264,7 @@ def _webhook_rows() -> Rows:
     def field(key: str) -> Callable[[Runtime], Any]:
         def look(made: Runtime) -> Any:
             channel = next(found for found in made.channels if isinstance(found, WebhookChannel))
-            return inside(channel, "_settings", "webhook", key)
+            return inside(channel, "settings", "webhook", key)
 
         return look
 
@@ -277,7 +277,7 @@ def channel(base: str, changed: str, shown: str = "") -> Row:
     """A key of a channel."""
     return Row(
         changed,
-        runtime(lambda made: [repr(vars(c)["_settings"]) for c in made.channels]),
+        runtime(lambda made: [repr(c.settings) for c in made.channels]),
         base,
         shown,
     )
