@@ -11,7 +11,7 @@ from evoclaw.core.agent import LoopSettings
 from evoclaw.core.events import Record, Replied, RunFinished, RunStarted, StopReason
 from evoclaw.core.messages import Message, Reply, user
 from evoclaw.core.profile import Profile
-from evoclaw.store.databases.database import Conflict
+from evoclaw.store.databases.database import Conflict, seal_blob
 from evoclaw.store.sessions.sessions import Fenced, RunUsage, Session, SessionStore
 from evoclaw.store.sessions.tables import SCHEMA, StoredRun
 from tests.support.databases import Place, hold_deferred_commits
@@ -236,10 +236,19 @@ async def test_a_database_with_the_indexes_of_an_older_version_is_migrated(place
         migrations=SCHEMA.migrations[:3],
         postgres_migrations=SCHEMA.postgres_migrations[:3],
     )
+    put_session = (
+        "INSERT INTO sessions (tenant, id, owner, parent, agent, session) "
+        "VALUES ('local', 's1', ?, ?, ?, ?)"
+    )
+    put_run = (
+        "INSERT INTO runs (tenant, id, session_id, asked, parent_run, root_run, background, "
+        "began_at) VALUES ('local', ?, 's1', ?, ?, 'r1', 0, 1.0)"
+    )
     async with SessionStore(await place.open(older)) as store:
-        await store.create(Session("s1", "a"))
-        await store.create_run("r1", "s1", "hi")
-        await store.create_run("r2", "s1", "hi", parent_run="r1", root_run="r1")
+        session, asked = store.session_values(Session("s1", "a")), seal_blob(store.database, b"hi")
+        runs = [("r1", asked, ""), ("r2", asked, "r1")]
+        await store.database.write(lambda c: c.execute(put_session, session))
+        await store.database.write(lambda c: c.executemany(put_run, runs))
     async with await opened(place) as store:
         again = await store.create_run("r1", "s1", "again")
         assert again.message == "hi"

@@ -506,8 +506,7 @@ class Journal:
             else:
                 set_result(write.future, result)
         if self._sync is not None:
-            alone = len(batch) == 1 and not self._running
-            self._sync.committed(len(batch), unsynced, alone=alone)
+            self._sync.committed(len(batch), unsynced)
         else:
             for future, result in unsynced:
                 set_result(future, result)

@@ -1,7 +1,8 @@
 """Executes the requests of a SQLite database in batches; a thread waits for the disk.
 
 Statements touch memory only, and take less time than a round trip to another thread would. Only the
-commit waits for the disk, so only the commit runs in the thread.
+commit waits for the disk, so only the commit runs in the thread; and not even that, for a request
+that is alone on a fast disk.
 
 A deferred write stays in the open transaction until the next commit, at most for a moment. If that
 transaction fails, as on a full disk, its writes are repeated before anything else: they are kept,
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sqlite3
 import time
 from collections import deque
@@ -35,6 +37,12 @@ logger = logging.getLogger(__name__)
 DiskWork = Callable[[], None]
 DiskWorkDone = Callable[[sqlite3.Error | None], None]
 
+FAST_COMMIT_S = 0.00025
+"""Seconds of a commit that is not worth the thread: to wake it and to be woken again takes 0.1 ms,
+and more CPU time than the commit."""
+LONE_COMMIT_GAP_S = 0.0003
+"""Seconds since the last commit after which one request is alone: the next ones of a burst are to
+share a commit, and gather while the thread is busy."""
 DEFERRED_COMMIT_DELAY_S = 0.02
 """Seconds at most before a deferred commit."""
 COMMIT_RETRY_DELAY_S = 1.0
@@ -64,6 +72,8 @@ class SqliteWorker:
         self._commit_timer: asyncio.TimerHandle | None = None
         self._disk_busy = self._closing = False
         self._disk_since = 0.0
+        self._commit_s, self._committed_at = math.inf, 0.0
+        """How long the last commit took, and when it ended."""
         self._disk_work: SimpleQueue[tuple[DiskWork, DiskWorkDone] | None] = SimpleQueue()
 
     @property
@@ -250,13 +260,22 @@ class SqliteWorker:
             else:
                 self._on_failed(waiting, problem)
 
-        if self._durable:
+        if self._durable and not self._is_fast(len(waiting)):
             self._run_in_thread(self._commit, then)
         else:
             then(_error_of(self._commit))
 
+    def _is_fast(self, waiting: int) -> bool:
+        """Whether to wait for the disk here: one request is alone, and the disk was fast."""
+        if waiting != 1 or self._commit_s > FAST_COMMIT_S:
+            return False
+        return time.monotonic() - self._committed_at >= LONE_COMMIT_GAP_S
+
     def _commit(self) -> None:
+        started = time.monotonic()
         self._connection.execute("COMMIT")
+        self._committed_at = time.monotonic()
+        self._commit_s = self._committed_at - started
         self.commits += 1
 
     def _on_failed(self, requests: list[WriteRequest], problem: BaseException) -> None:

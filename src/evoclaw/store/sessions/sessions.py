@@ -546,8 +546,8 @@ class SessionStore:
 
     def _runs(self, connection: Connection, condition: str, value: str) -> list[StoredRun]:
         statement = (
-            f"SELECT {statements.RUN_COLUMNS} FROM runs WHERE tenant = ? {condition} "
-            f"AND {statements.IS_SHOWN}"
+            f"SELECT {statements.RUN_COLUMNS} FROM runs WHERE tenant = ? AND {statements.IS_SHOWN} "
+            f"{condition}"
         )
         rows = connection.execute(statement, (self.tenant, value)).fetchall()
         return [self._run(row) for row in rows]
