@@ -134,7 +134,7 @@ class Driver:
         records = [_read(path) for path in recordings]
         ending = Ending(
             shell.workspace,
-            tuple(_finished(found).text if _finished(found) else "" for found in records),
+            tuple(_answer(found) for found in records),
             start=started_files(task),
             calls=_calls(records),
             requests=tuple(pages.asked),
@@ -154,8 +154,7 @@ class Driver:
         async with asleep(place, task.asleep):
             typed = await self._type(place.up.shell, arguments, task.seconds)
         records = [_read(recording)]
-        last = _finished(records[0])
-        ending = self._edge_ending((last.text if last else "",), _calls(records))
+        ending = self._edge_ending((_answer(records[0]),), _calls(records))
         problem = _failure(typed, recording)
         return _task_run(ending, records, problem, time.monotonic() - started)
 
@@ -326,6 +325,11 @@ def _read(path: Path) -> list[Record]:
 def _finished(records: Sequence[Record]) -> RunFinished | None:
     ends = [record.event for record in records if isinstance(record.event, RunFinished)]
     return ends[-1] if ends else None
+
+
+def _answer(records: Sequence[Record]) -> str:
+    end = _finished(records)
+    return end.text if end else ""
 
 
 def _failure(typed: Typed, recording: Path) -> str:

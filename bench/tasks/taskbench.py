@@ -171,7 +171,7 @@ def chosen(only: Sequence[str], limit: int | None) -> list[Task]:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
         "--models",
         "--model",

@@ -49,7 +49,7 @@ ENTRY: dict[str, Any] = {
 
 
 def test_the_task_page_matches_the_stored_results() -> None:
-    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    found: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     assert PAGE.read_text() == page(found)
 
 
