@@ -53,6 +53,10 @@ def test_the_task_page_matches_the_stored_results() -> None:
     assert PAGE.read_text() == page(found)
 
 
+def test_a_page_without_results_says_how_to_get_some() -> None:
+    assert "No results are stored yet: run `make taskbench`." in page({})
+
+
 def test_an_interrupted_measurement_continues_where_it_was(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     first = Results(path)
