@@ -179,13 +179,7 @@ class Driver:
         if self.warm:
             return await shell.type(*arguments)
         process = await shell.start(*arguments)
-        try:
-            async with asyncio.timeout(seconds + GRACE_S):
-                out, err = await process.communicate()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-            return Typed(-signal.SIGKILL, "", "the command did not end in time")
+        out, err = await output(process, seconds + GRACE_S)
         return Typed(process.returncode or 0, out.decode(), err.decode())
 
     def _prepare(self, task: Task, variant: Variant) -> Shell:
@@ -245,6 +239,20 @@ def started_files(task: Task) -> dict[str, str]:
     return {**committed, **task.files}
 
 
+async def output(process: asyncio.subprocess.Process, seconds: float) -> tuple[bytes, bytes]:
+    """What a command prints until it ends; it is killed if it takes longer, or nobody waits."""
+    try:
+        async with asyncio.timeout(seconds):
+            out, err = await process.communicate()
+            return out or b"", err or b""
+    except TimeoutError:
+        return b"", b"the command did not end in time"
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
 async def at_terminal(
     shell: Shell, arguments: Sequence[str], answers: Sequence[str], seconds: float
 ) -> tuple[Typed, int]:
@@ -269,13 +277,7 @@ async def at_terminal(
     loop.add_reader(master, readable)
     try:
         process = await shell.start(*arguments, stdin=slave, stderr=slave)
-        try:
-            async with asyncio.timeout(seconds):
-                out, _ = await process.communicate()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-            out = b""
+        out, _ = await output(process, seconds)
     finally:
         loop.remove_reader(master)
         os.close(slave)
