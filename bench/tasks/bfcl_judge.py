@@ -86,7 +86,8 @@ def judge() -> None:
             verdict = ast_checker(
                 entry["function"], calls, entry["answer"], Language.PYTHON, category, "any"
             )
-            right, why = verdict["valid"], str(verdict.get("error", ""))[:200]
+            right = verdict["valid"]
+            why = "" if right else str(verdict.get("error", ""))[:200]
         print(json.dumps({"id": asked["id"], "right": bool(right), "why": why}), flush=True)
 
 

@@ -134,7 +134,7 @@ class Driver:
         records = [_read(path) for path in recordings]
         ending = Ending(
             shell.workspace,
-            tuple(_finished(found).text if _finished(found) else "" for found in records),
+            tuple(_answer(found) for found in records),
             start=started_files(task),
             calls=_calls(records),
             requests=tuple(pages.asked),
@@ -154,8 +154,7 @@ class Driver:
         async with asleep(place, task.asleep):
             typed = await self._type(place.up.shell, arguments, task.seconds)
         records = [_read(recording)]
-        last = _finished(records[0])
-        ending = self._edge_ending((last.text if last else "",), _calls(records))
+        ending = self._edge_ending((_answer(records[0]),), _calls(records))
         problem = _failure(typed, recording)
         return _task_run(ending, records, problem, time.monotonic() - started)
 
@@ -180,13 +179,7 @@ class Driver:
         if self.warm:
             return await shell.type(*arguments)
         process = await shell.start(*arguments)
-        try:
-            async with asyncio.timeout(seconds + GRACE_S):
-                out, err = await process.communicate()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-            return Typed(-signal.SIGKILL, "", "the command did not end in time")
+        out, err = await output(process, seconds + GRACE_S)
         return Typed(process.returncode or 0, out.decode(), err.decode())
 
     def _prepare(self, task: Task, variant: Variant) -> Shell:
@@ -246,6 +239,20 @@ def started_files(task: Task) -> dict[str, str]:
     return {**committed, **task.files}
 
 
+async def output(process: asyncio.subprocess.Process, seconds: float) -> tuple[bytes, bytes]:
+    """What a command prints until it ends; it is killed if it takes longer, or nobody waits."""
+    try:
+        async with asyncio.timeout(seconds):
+            out, err = await process.communicate()
+            return out or b"", err or b""
+    except TimeoutError:
+        return b"", b"the command did not end in time"
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
 async def at_terminal(
     shell: Shell, arguments: Sequence[str], answers: Sequence[str], seconds: float
 ) -> tuple[Typed, int]:
@@ -270,13 +277,7 @@ async def at_terminal(
     loop.add_reader(master, readable)
     try:
         process = await shell.start(*arguments, stdin=slave, stderr=slave)
-        try:
-            async with asyncio.timeout(seconds):
-                out, _ = await process.communicate()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-            out = b""
+        out, _ = await output(process, seconds)
     finally:
         loop.remove_reader(master)
         os.close(slave)
@@ -326,6 +327,11 @@ def _read(path: Path) -> list[Record]:
 def _finished(records: Sequence[Record]) -> RunFinished | None:
     ends = [record.event for record in records if isinstance(record.event, RunFinished)]
     return ends[-1] if ends else None
+
+
+def _answer(records: Sequence[Record]) -> str:
+    end = _finished(records)
+    return end.text if end else ""
 
 
 def _failure(typed: Typed, recording: Path) -> str:

@@ -49,7 +49,7 @@ def result_name(spec: str) -> str:
 
 
 @asynccontextmanager
-async def open_model(spec: str) -> AsyncGenerator[MeasuredModel]:
+async def open_model(spec: str, threads: int | None = None) -> AsyncGenerator[MeasuredModel]:
     """The model, served while the block runs."""
     path = gguf_path(spec)
     if path is None:
@@ -58,18 +58,17 @@ async def open_model(spec: str) -> AsyncGenerator[MeasuredModel]:
     if not path.is_file():
         raise SystemExit(f"there is no file {spec!r}; name a GGUF file, or PROVIDER/MODEL")
     name = path.stem
-    async with serve_gguf(path, name) as address:
+    async with serve_gguf(path, name, threads or os.cpu_count() or 1) as address:
         url = f"{address}/v1"
         yield MeasuredModel(name, f"llamacpp/{name}", {"LLAMACPP_BASE_URL": url}, url)
 
 
 @asynccontextmanager
-async def serve_gguf(path: Path, name: str) -> AsyncGenerator[str]:
+async def serve_gguf(path: Path, name: str, threads: int) -> AsyncGenerator[str]:
     """A llama.cpp server in a child process; returns its address."""
-    threads = str(os.cpu_count() or 1)
     with tempfile.TemporaryFile() as log:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "bench.tasks.gguf_server", str(path), name, threads),
+            *(sys.executable, "-m", "bench.tasks.gguf_server", str(path), name, str(threads)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=log,

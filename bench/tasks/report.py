@@ -31,6 +31,9 @@ that only claims so must fail.
 - *BFCL*: {bfcl} entries of the Berkeley function-calling leaderboard, sampled with a fixed seed and
   judged by its own exact checker; the requests are EvoClaw's.
 """
+NOTHING = """
+No results are stored yet: run `make taskbench`.
+"""
 GROUPS = """
 ## By group of tasks
 """
@@ -71,6 +74,8 @@ def page(found: dict[str, Any]) -> str:
     models: dict[str, dict[str, Rows]] = found.get("models", {})
     bfcl = max((len(about.get("bfcl", {})) for about in models.values()), default=0)
     parts = [INTRODUCTION.format(tasks=len(TASKS), bfcl=bfcl or 200)]
+    if not models:
+        parts += [NOTHING]
     if models:
         parts += [_models(models), GROUPS, _groups(models)]
         if bfcl:

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -88,8 +89,9 @@ async def measure_tasks(
     results: Results,
     *,
     variant: Variant = Variant(),  # noqa: B008
+    patience: float = 1.0,
 ) -> None:
-    """Run every task that is not stored yet."""
+    """Run every task that is not stored yet, within its seconds times the patience."""
     rows = results.model(model.name, VARIANT_PART + variant.name if variant.name else "tasks")
     missing = [task for task in tasks if not results.is_known(rows, task.name, task.digest())]
     lines = ProgressLines(f"{model.name} {variant.name}".strip(), len(missing))
@@ -102,7 +104,8 @@ async def measure_tasks(
             continue
         async with open_driver(model, with_fleet=on_edges) as driver:
             for task in group:
-                row = row_of(task, await driver.run(task, variant))
+                limited = replace(task, seconds=round(task.seconds * patience))
+                row = row_of(task, await driver.run(limited, variant))
                 results.store(rows, task.name, row)
                 lines.tell(task.name, row)
 
@@ -138,10 +141,11 @@ def measure_peers(model: MeasuredModel, tasks: Sequence[Task], results: Results)
 async def measure(options: argparse.Namespace, results: Results) -> None:
     """Everything that the options ask for."""
     tasks = chosen(options.only, options.limit)
+    patience: float = options.patience
     results.forget_other_tasks({task.name for task in TASKS})
     for spec in options.models:
-        async with open_model(spec) as model:
-            await measure_tasks(model, tasks, results)
+        async with open_model(spec, options.threads) as model:
+            await measure_tasks(model, tasks, results, patience=patience)
             if options.bfcl:
                 lines = ProgressLines(f"{model.name} bfcl", options.bfcl)
                 try:
@@ -153,7 +157,7 @@ async def measure(options: argparse.Namespace, results: Results) -> None:
             if options.variants:
                 for variant in VARIANTS:
                     few = tasks_for(variant, tasks)
-                    await measure_tasks(model, few, results, variant=variant)
+                    await measure_tasks(model, few, results, variant=variant, patience=patience)
 
 
 def chosen(only: Sequence[str], limit: int | None) -> list[Task]:
@@ -167,7 +171,7 @@ def chosen(only: Sequence[str], limit: int | None) -> list[Task]:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
         "--models",
         "--model",
@@ -183,6 +187,16 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--bfcl", type=int, default=COUNT, help=f"BFCL entries; 0: none [{COUNT}]")
     parser.add_argument("--peers", action="store_true", help="Also measure other frameworks")
     parser.add_argument("--variants", action="store_true", help="Also measure our own settings")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=1.0,
+        metavar="FACTOR",
+        help="Multiply the seconds of each task, on a busy machine [1]",
+    )
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="Threads of the server of a GGUF file [all cores]"
+    )
     parser.add_argument("--again", action="store_true", help="Measure stored rows once more")
     parser.add_argument(
         "--results", type=Path, default=RESULTS, help="Store here; other files make no page"
@@ -194,6 +208,7 @@ def main() -> None:
     """Measure, write the page, and print the result."""
     options = parser().parse_args()
     results = Results(options.results, again=options.again)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends what was started, like Ctrl-C
     try:
         asyncio.run(measure(options, results))
     except KeyboardInterrupt:

@@ -49,8 +49,12 @@ ENTRY: dict[str, Any] = {
 
 
 def test_the_task_page_matches_the_stored_results() -> None:
-    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    found: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     assert PAGE.read_text() == page(found)
+
+
+def test_a_page_without_results_says_how_to_get_some() -> None:
+    assert "No results are stored yet: run `make taskbench`." in page({})
 
 
 def test_an_interrupted_measurement_continues_where_it_was(tmp_path: Path) -> None:

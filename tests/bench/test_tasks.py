@@ -5,15 +5,19 @@ Every task is run by the real command, with a scripted model on a real server.
 
 from __future__ import annotations
 
+import asyncio
+from asyncio.subprocess import PIPE
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from signal import SIGKILL
 
 import pytest
 from bench.tasks.cases import TASKS
-from bench.tasks.drive import Driver, fleet
+from bench.tasks.drive import Driver, Variant, fleet, output
 from bench.tasks.task import Task, claims_success, reports_problem
 from bench.tasks.taskbench import row_of
+from bench.tasks.variants import VARIANTS
 
 from tests.support.model_server import ModelServer, model_server
 
@@ -60,6 +64,33 @@ async def test_the_judges_of_tasks_on_edges_accept_only_the_right_machine(tmp_pa
         driver = Driver(tmp_path, models.env, warm=True, place=place)
         for task in ON_EDGES:
             await check(task, driver, models)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+async def test_a_variant_changes_what_the_model_is_given(tmp_path: Path, variant: Variant) -> None:
+    name = "skills/fact" if not variant.skills else "files/sum"
+    task = next(task for task in HERE if task.name == name)
+    async with model_server() as models:
+        driver = taught(Driver(tmp_path, models.env, warm=True), models, right=True)
+        run = await driver.run(task, variant)
+    last = models.asked[-1].body
+    assert (len(last["tools"]) > len(task.tools)) is variant.many_tools
+    assert ("Before I accept your answer" in str(last["messages"])) is (
+        "--confirm" in variant.options
+    )
+    assert bool(task.judge(run.ending)) is not variant.skills
+
+
+async def test_a_command_that_nobody_waits_for_is_killed() -> None:
+    process = await asyncio.create_subprocess_exec("sleep", "1000", stdout=PIPE)
+    waiting = asyncio.create_task(output(process, 1000))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert process.returncode == -SIGKILL
+    late = await asyncio.create_subprocess_exec("sleep", "1000", stdout=PIPE)
+    assert await output(late, 0.01) == (b"", b"the command did not end in time")
+    assert late.returncode == -SIGKILL
 
 
 def test_tasks_have_unique_names_and_messages() -> None:
