@@ -16,9 +16,9 @@ from evoclaw.core.genome import (
     GENOME_RULES,
     Genome,
     ToolText,
-    merged,
     with_notes,
 )
+from evoclaw.core.genome_patches import merged
 
 
 def patched(patch: dict[str, Any], genome: Genome = CONFIGURED) -> Genome:

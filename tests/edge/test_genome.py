@@ -18,10 +18,10 @@ from evoclaw.core.tools import Tool
 from evoclaw.edge.genome import (
     EDGE_DEFAULTS,
     Genomes,
-    GenomeSkills,
     GenomeUnreadable,
 )
 from evoclaw.edge.plans import commands_within
+from evoclaw.skills.tuned import GenomeSkills
 from evoclaw.store.calls.journal import Journal, Version
 from evoclaw.transport.wire import Command
 

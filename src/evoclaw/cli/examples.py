@@ -26,6 +26,7 @@ EXAMPLES = {
     "audit": ("evoclaw audit verify",),
     "receipts": ("evoclaw receipts",),
     "token": ("evoclaw token new --name try-out --scope runs:read",),
+    "genome": ("evoclaw genome show evoclaw", "evoclaw genome set evoclaw --file patch.json"),
     "status": ("evoclaw status",),
     "metrics": ("evoclaw metrics --tools",),
     "logs": ("evoclaw logs --follow",),

@@ -54,6 +54,9 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "receipts": "List, export and verify receipts signed by edges",
         "token": "Manage API tokens",
     },
+    "Improve": {
+        "genome": "Show, change, roll back and verify genomes of agents and edges",
+    },
     "Look into": {
         "status": "Show the status of the service, its edges, runs and budgets",
         "metrics": "Show metrics of runs, calls, tokens and cost",

@@ -2,9 +2,6 @@
 
 Policies, permissions, the sandbox, budgets, tokens, keys, and whatever evaluates a genome are not
 part of it: the type has no field for them, and refuses unknown fields.
-
-A change is a merge patch (RFC 7396): objects are merged, null goes back to the configuration. A
-patch that is wrong in one place changes nothing.
 """
 
 from __future__ import annotations
@@ -14,11 +11,9 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
-from msgspec.structs import fields, replace
 
 from evoclaw.core.canonical_json import canonical_hash
-from evoclaw.core.errors import ToolFailure
-from evoclaw.core.messages import JSON, ErrorKind, is_object
+from evoclaw.core.messages import JSON
 
 SkillName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
 _Note: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1_000)]
@@ -113,65 +108,9 @@ AGENT_TUNABLES = tuple(name for name in GENOME_RULES if name != "concurrency")
 _VERSION = ("version", "restored")
 
 
-def merged(
-    genome: Genome, patch: Mapping[str, JSON], first: Genome, names: Collection[str]
-) -> Genome:
-    """A genome with a patch applied; null means the value in `first`.
-
-    Raises `ToolFailure` for a key that is not in `names`, or a value that is not allowed.
-    """
-    kinds = {field.name: field.type for field in fields(Genome) if field.name in names}
-    changes: dict[str, JSON] = {}
-    for key, value in patch.items():
-        if key not in kinds:
-            raise genome_refused(
-                f"{key[:80]!r} is not part of the genome; its keys are {', '.join(names)}."
-            )
-        if value is None:
-            changes[key] = getattr(first, key)
-            continue
-        try:
-            plain = msgspec.json.decode(msgspec.json.encode(value))
-            if plain is None:
-                raise ValueError("not a number")
-            if is_object(plain):
-                plain = _merge(msgspec.to_builtins(getattr(genome, key)), plain)
-            changes[key] = msgspec.convert(plain, kinds[key])
-        except (ValueError, TypeError, RecursionError):
-            text = f"{key!r} must be {GENOME_RULES[key]}. Nothing was changed."
-            raise genome_refused(text) from None
-    return replace(genome, **changes)
-
-
 def with_notes(prompt: str, notes: Sequence[str]) -> str:
     """Instructions with the notes of a genome, one line each."""
     if not notes:
         return prompt
     lines = (f"- {' '.join(note.split())}" for note in notes)
     return "\n".join((*filter(None, (prompt,)), "Notes from earlier runs:", *lines))
-
-
-def genome_refused(text: str) -> ToolFailure:
-    """The error for a patch that cannot be applied."""
-    return ToolFailure(ErrorKind.INVALID_PARAMS, text)
-
-
-def check_skills(genome: Genome, known: Collection[str]) -> None:
-    """Refuse skills that the agent does not have: to name them would do nothing."""
-    named = (*(genome.skills or ()), *genome.skill_texts)
-    if unknown := [name for name in named if name not in known]:
-        has = ", ".join(sorted(known)) or "none"
-        raise genome_refused(
-            f"This agent has no skill {', '.join(map(repr, unknown))}; its skills: {has}. "
-            "Nothing was changed."
-        )
-
-
-def _merge(old: JSON, patch: dict[str, JSON]) -> dict[str, JSON]:
-    new: dict[str, JSON] = dict(old) if is_object(old) else {}
-    for key, value in patch.items():
-        if value is None:
-            new.pop(key, None)
-        else:
-            new[key] = _merge(new.get(key), value) if is_object(value) else value
-    return new

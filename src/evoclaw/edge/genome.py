@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from evoclaw.core.errors import EvoClawError, ToolFailure
-from evoclaw.core.genome import EDGE_TUNABLES, Genome, check_skills, merged
+from evoclaw.core.genome import EDGE_TUNABLES, Genome
+from evoclaw.core.genome_patches import check_skills, merged
 from evoclaw.core.messages import JSON, ErrorKind, is_object
 from evoclaw.core.pipeline import OfferStep
 from evoclaw.core.tools import Tool
+from evoclaw.skills.tuned import SkillTools
 from evoclaw.store.calls.journal import Journal
 
 EDGE_DEFAULTS = Genome(max_turns=10, run_seconds=3600.0)
 """Version 0 of an edge. Its versions are kept in full: a default that changes later changes no old
 version."""
-SkillTools: TypeAlias = Callable[[], Mapping[str, frozenset[str]]]
-"""The skills of a device, and the tools of each."""
 
 
 def no_skills() -> Mapping[str, frozenset[str]]:
@@ -166,30 +165,6 @@ def _read(number: int, value: bytes) -> Genome:
         return replace(msgspec.convert(stored, Genome), version=number)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as problem:
         raise GenomeUnreadable(number, str(problem)) from None
-
-
-class GenomeSkills(OfferStep):
-    """Offers the tools of a skill only if the genome enables the skill."""
-
-    def __init__(self, genome: Callable[[], Genome], skills: SkillTools) -> None:
-        self._genome, self._skills = genome, skills
-
-    def version(self) -> object:
-        """The enabled skills: offers change when they change."""
-        return self._genome().skills
-
-    def offer(self, tools: Sequence[Tool]) -> Sequence[Tool]:
-        """The tools without those of disabled skills."""
-        enabled = self._genome().skills
-        if enabled is None:
-            return tools
-        hidden = {
-            name
-            for skill, names in self._skills().items()
-            if skill not in enabled
-            for name in names
-        }
-        return [tool for tool in tools if tool.name not in hidden]
 
 
 class GenomeTimeouts(OfferStep):

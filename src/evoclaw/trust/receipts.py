@@ -24,6 +24,8 @@ from evoclaw.trust.keys import load_or_create_seed
 
 SIGNATURE_CONTEXT = b"evoclaw receipt 1\n"
 """Signed together with the body, so that no other signature of the key passes for a receipt."""
+GENOME_CONTEXT = b"evoclaw genome 1\n"
+"""The same for entries of lineages."""
 MAX_RECEIPT_CHARS = 32_768
 """Maximum length of a receipt's body; a longer one is refused unread."""
 MAX_NAME_CHARS = 200
@@ -224,6 +226,10 @@ class DeviceKey:
         return SignedReceipt(
             body.decode(), encode_base64url(self._key.sign(SIGNATURE_CONTEXT + body))
         )
+
+    def sign_genome(self, entry: bytes) -> str:
+        """Sign an entry of a genome's lineage."""
+        return encode_base64url(self._key.sign(GENOME_CONTEXT + entry))
 
 
 def encode_receipt(receipt: Receipt) -> bytes:

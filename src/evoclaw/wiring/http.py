@@ -208,6 +208,7 @@ def _api_dependencies(
         receipts=ReceiptArchive(runtime.stores.receipts, runtime.stores.commands),
         memory=runtime.memory,
         workflows=runtime.workflows,
+        genomes=runtime.genomes,
         metrics=metrics,
         damage=DamageReports(runtime.orchestrator, writer),
         on_response=runtime.metrics.http,

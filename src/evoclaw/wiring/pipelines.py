@@ -90,6 +90,7 @@ def service_pipeline() -> PipelineSpec:
         AgentTools,
         WithoutImageTool,
     )
+    from evoclaw.orchestrator.agents.tuning import GenomeTools
     from evoclaw.orchestrator.fleet.edge_images import FetchImages
     from evoclaw.orchestrator.people.questions import PendingQuestions
     from evoclaw.orchestrator.sessions.steps import (
@@ -99,12 +100,13 @@ def service_pipeline() -> PipelineSpec:
         SessionLabels,
     )
     from evoclaw.skills.disclosure import ActiveSkillTools
+    from evoclaw.skills.tuned import GenomeSkills
 
     return PipelineSpec(
         "service",
         offer=(
             PermittedTools, WithoutImageTool, WithoutUndoTool, AgentTools, AgentSkills,
-            DefaultTimeout, ActiveSkillTools, FlowFlags, RunTools,
+            GenomeSkills, DefaultTimeout, ActiveSkillTools, FlowFlags, RunTools, GenomeTools,
         ),
         before=(
             Stops, ToolStatus, ForwardedTools, RateLimits, Recordable, Autonomy, Permissions,
@@ -121,7 +123,7 @@ def service_pipeline() -> PipelineSpec:
 @cache
 def edge_pipeline() -> PipelineSpec:
     """Calls that come to an edge: judged again there, whatever the orchestrator decided."""
-    from evoclaw.edge.genome import GenomeSkills, GenomeTimeouts
+    from evoclaw.edge.genome import GenomeTimeouts
     from evoclaw.edge.outputs import KeepLargeOutput
     from evoclaw.edge.undo import KeepBeforeImages
     from evoclaw.executors.call_steps import DefaultTimeout, WithoutUndoTool
@@ -140,6 +142,7 @@ def edge_pipeline() -> PipelineSpec:
     from evoclaw.governance.rules.command_rules import CommandRules
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.audit.writer import Recordable
+    from evoclaw.skills.tuned import GenomeSkills
 
     return PipelineSpec(
         "edge",
