@@ -30,6 +30,7 @@ from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.databases.blob_cipher import SEALED_PREFIX
 from evoclaw.tools.define import tool as define
 from evoclaw.wiring import store
+from evoclaw.wiring.evaluation import case_folder
 from evoclaw.wiring.fleet import find_broker, open_fleet
 from evoclaw.wiring.http import access_for
 from evoclaw.wiring.record_key import record_cipher
@@ -67,6 +68,11 @@ JWT = (
     'algorithms = ["HS256"]\ntenant = "local"\n'
 )
 SEAT = "tests/seat/test_settings.py"
+EVALUATION = "tests/seat/test_evaluation.py::cases"
+
+
+async def _case_folder(here: Built) -> str:
+    return case_folder(here.env).folder.name
 
 
 def runtime(look: Callable[[Runtime], Any]) -> Observe:
@@ -655,6 +661,9 @@ SERVICE_ROWS: Rows = {
             "drain_s": "3.5", "keys_kept_s": "60",
         },
         "",
+    ),
+    "evolution.cases": Row(
+        '[evolution]\ncases = "exams"\n', _case_folder, shown=EVALUATION
     ),
     "memory.enabled": Row(
         "[memory]\nenabled = false\n", runtime(lambda made: made.memory is None)

@@ -21,6 +21,7 @@ from evoclaw.core.agent import Agent
 from evoclaw.core.bound_tools import BoundTool
 from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Policy, Ports, Provider
+from evoclaw.evolution.cases import CaseFolder
 from evoclaw.evolution.lineage import GenomeLineage
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.approvals import ApprovalSettings
@@ -251,6 +252,7 @@ class ServiceHarness:
             memory=self.memory,
             workflows=self.workflows,
             genomes=self.genomes,
+            cases=CaseFolder(self.folder / "cases"),
             metrics=lambda: "evoclaw_test 1\n",
             metrics_reader=MetricsReader(MetricsStore(self.database)),
             checks={"store": self._check},

@@ -26,6 +26,8 @@ EXAMPLES = {
     "audit": ("evoclaw audit verify",),
     "receipts": ("evoclaw receipts",),
     "token": ("evoclaw token new --name try-out --scope runs:read",),
+    "eval": ("evoclaw eval evoclaw --repeat 5",),
+    "cases": ("evoclaw cases", "evoclaw cases add 3f0c9a1b22 --name tidy"),
     "genome": ("evoclaw genome show evoclaw", "evoclaw genome set evoclaw --file patch.json"),
     "status": ("evoclaw status",),
     "metrics": ("evoclaw metrics --tools",),

@@ -13,7 +13,7 @@ from evoclaw.core.pipeline import PipelineSpec
 
 @cache
 def local_pipeline() -> PipelineSpec:
-    """Calls of `evoclaw run`, `evoclaw chat` without a service, and MCP clients."""
+    """Calls of `evoclaw run`, `evoclaw eval`, `evoclaw chat` without a service, MCP clients."""
     from evoclaw.executors.call_steps import (
         DefaultTimeout,
         MarkHiddenText,
@@ -34,7 +34,8 @@ def local_pipeline() -> PipelineSpec:
     from evoclaw.governance.rules.command_rules import CommandRules
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.audit.writer import Recordable
-    from evoclaw.orchestrator.agents.offer_steps import WithoutImageTool
+    from evoclaw.orchestrator.agents.offer_steps import AgentSkills, AgentTools, WithoutImageTool
+    from evoclaw.orchestrator.agents.tuning import GenomeTools
     from evoclaw.orchestrator.fleet.edge_images import FetchImages
     from evoclaw.orchestrator.people.questions import PendingQuestions
     from evoclaw.orchestrator.sessions.steps import (
@@ -44,12 +45,14 @@ def local_pipeline() -> PipelineSpec:
         SessionLabels,
     )
     from evoclaw.skills.disclosure import ActiveSkillTools
+    from evoclaw.skills.tuned import GenomeSkills
 
     return PipelineSpec(
         "local",
         offer=(
-            PermittedTools, WithoutImageTool, WithoutUndoTool, DefaultTimeout, ActiveSkillTools,
-            FlowFlags, Quarantine, RunTools,
+            PermittedTools, WithoutImageTool, WithoutUndoTool, AgentTools, AgentSkills,
+            GenomeSkills, DefaultTimeout, ActiveSkillTools, FlowFlags, Quarantine, RunTools,
+            GenomeTools,
         ),
         before=(
             Stops, ToolStatus, ForwardedTools, RateLimits, Recordable, Autonomy, Permissions,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable
 from typing import Annotated, TypeVar
 
@@ -19,6 +20,7 @@ from evoclaw.api.routes.parameters import ID_PATTERN, AgentName, Reason
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.genome import EDGE_TUNABLES, Genome
 from evoclaw.core.messages import JSON, is_object
+from evoclaw.evolution.cases import Split
 from evoclaw.evolution.lineage import GenomeLineage, LineageEntry
 from evoclaw.orchestrator.people.access import Caller, TokenScope
 
@@ -73,6 +75,30 @@ class GenomeExport(Struct, frozen=True):
 
     entries: tuple[SignedEntry, ...]
     """The signed entries, the oldest first."""
+
+
+class CaseView(Struct, frozen=True):
+    """A case for evaluations."""
+
+    name: str
+    """Its name."""
+    split: Split
+    """Who may see it."""
+    agent: str
+    """The only agent that it is for; empty: every agent."""
+    recorded: bool
+    """Whether calls are answered from a record, and none is executed."""
+    checks: int
+    """How many checks decide."""
+
+
+class CaseList(Struct, frozen=True):
+    """The cases of this service."""
+
+    items: tuple[CaseView, ...]
+    """The valid cases, by name."""
+    problems: tuple[str, ...]
+    """What is wrong with the other files."""
 
 
 class GenomeChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -208,6 +234,24 @@ async def roll_back_genome(
     return view
 
 
+@get("/v1/cases", scope=TokenScope.EVOLUTION_READ, tags=TAGS)
+async def list_cases(parts: InjectedDependencies, caller: InjectedCaller) -> CaseList:
+    """List the cases for evaluations; their tasks and checks stay on the service's machine."""
+    check_operator(parts, caller)
+    found, problems = await asyncio.to_thread(require(parts.cases, "cases").read)
+    views = [
+        CaseView(
+            case.name,
+            case.case.split,
+            case.case.agent,
+            case.case.is_recorded,
+            len(case.case.checks),
+        )
+        for case in found
+    ]
+    return CaseList(tuple(views), tuple(problems))
+
+
 def _lineage(parts: ApiDependencies, caller: Caller) -> GenomeLineage:
     check_operator(parts, caller)
     return require(parts.genomes, "genomes")
@@ -305,4 +349,5 @@ ROUTES: tuple[HTTPRouteHandler, ...] = (
     export_genome,
     change_genome,
     roll_back_genome,
+    list_cases,
 )
