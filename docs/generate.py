@@ -675,7 +675,7 @@ _WIRE_COMMANDS = {
     "get_metrics": "the metrics of the edge",
     "job": "`list` the jobs, `read` or `cancel` the job `job_id`",
     "update_genome": "change the tunables in `genome`",
-    "update_strategy": "change the strategy of the genome",
+    "update_strategy": "an older name of `update_genome`",
     "evolution": "the genome, its history and fitness; or `roll_back` to a `version`",
     "nested_result": "the result of a call that the model of the edge made: `prompt_id`, `number`",
     "shutdown": "answer, then leave",

@@ -30,6 +30,7 @@ FLOORS = {
     "orchestrator": 2,
     "edge": 2,
     "workflows": 2,
+    "evolution": 2,
     "api": 3,
     "cli": 3,
     "dashboard": 3,

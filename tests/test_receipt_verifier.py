@@ -320,7 +320,7 @@ def test_a_file_that_is_not_a_bundle_is_refused(tmp_path: Path, content: bytes) 
 
 
 def test_a_file_without_receipts_proves_nothing() -> None:
-    assert wrong([]) == ["the file: it contains no receipt"]
+    assert wrong([]) == ["the file: it contains neither a receipt nor a lineage"]
     assert any("neither a key" in one for one in wrong([{"type": "poem"}]))
 
 

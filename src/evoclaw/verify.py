@@ -1,4 +1,4 @@
-"""Verify the receipts that devices signed: a standalone program to read, copy and run.
+"""Verify receipts of devices and lineages of genomes: a standalone program to read, copy and run.
 
     python -m evoclaw.verify FILE [--key AGENT=PUBLICKEY] [--head AGENT=NUMBER|HASH] [--partial]
 
@@ -8,13 +8,17 @@ one JSON object a line (or is one list of them, or one object with a list under 
     {"type": "key", "agent_id": …, "key": …, "trust": …}
     {"type": "receipt", "body": …, "signature": …, "arguments": …, "result": …}
     a record of a run, as `evoclaw run` writes them
+    {"type": "genome", "body": …, "signature": …}
 
 `arguments`, `result` and the records are optional; those in the file are compared. The signature of
 a receipt is Ed25519 over the line `evoclaw receipt 1`, a line end, and the body's JSON text. Hashes
 are SHA-256: `prev` is the hash of the previous body; arguments and results are hashed as RFC 8785
 JSON (integers in full), results without members that are null, false or empty.
 
-Exit code: 0 if every receipt is valid, 1 if there is a problem, 2 if the file cannot be read.
+An entry of a genome's lineage is signed the same way after the line `evoclaw genome 1`; its `prev`
+is the hash of the entry before it, its `digest` that of its genome, empty if the genome is.
+
+Exit code: 0 if every entry is valid, 1 if there is a problem, 2 if the file cannot be read.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 SIGNATURE_PREFIX = b"evoclaw receipt 1\n"
+GENOME_PREFIX = b"evoclaw genome 1\n"
 TEXT_FIELDS = (
     "agent_id key chain prev boot_id request_id run_id tenant tool tool_hash args_sha256 "
     "result_sha256 status error_type isolation grant_sha256"
@@ -41,6 +46,15 @@ FIELD_TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("v", "counter", "epoch", "ended_at"), (int,)),
     **dict.fromkeys(("exit_code", "started_at"), (int, type(None))),
 }
+LINEAGE_FIELDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("agent", "prev", "key", "kind", "digest", "by"), (str,)),
+    **dict.fromkeys(("v", "number"), (int,)),
+    "at": (int, float),
+}
+LINEAGE_PROOF = """\
+Proven, for every valid lineage: the owner of the named key signed each entry, in this order, and
+each version has the content and the parent that its entry says. Not proven: whose key it is (but
+with --key); that the lineage ends here (but with --head); that the genome was used."""
 PROOF_STATEMENT = """\
 Proven, for every valid receipt: the owner of the device's key signed that this call, with these
 arguments, ended with this result, at this position of the chain, and this file shows no other
@@ -62,6 +76,8 @@ class ReceiptEntry:
     compared: list[str] = field(default_factory=list[str])
 
     def __str__(self) -> str:
+        if "number" in self.body:
+            return f"entry {self.body['number']} ({self.hash[:8]}, line {self.line})"
         return f"receipt {self.body['counter']} ({self.hash[:8]}, line {self.line})"
 
 
@@ -72,6 +88,7 @@ class Bundle:
         self.keys: dict[str, tuple[str, str]] = {}
         self.receipts: list[ReceiptEntry] = []
         self.records: list[dict[str, Any]] = []
+        self.lineages: dict[str, list[ReceiptEntry]] = {}
         self.problems: list[str] = []
 
 
@@ -144,10 +161,10 @@ def read_bundle(data: bytes) -> Bundle:
             bundle.records.append(entry)
         elif entry.get("type") == "key":
             _add_key(bundle, line, entry)
-        elif entry.get("type") == "receipt":
-            _add_receipt(bundle, line, entry)
+        elif entry.get("type") in ("receipt", "genome"):
+            _read_signed(bundle, line, entry)
         else:
-            bundle.problems.append(f"line {line}: neither a key, a receipt nor a record")
+            bundle.problems.append(f"line {line}: neither a key, a receipt, a record nor a genome")
     return bundle
 
 
@@ -192,19 +209,31 @@ def _add_key(bundle: Bundle, line: int, entry: dict[str, Any]) -> None:
         bundle.keys[agent] = key, f"as claimed by the file: {trust}"
 
 
-def _add_receipt(bundle: Bundle, line: int, entry: dict[str, Any]) -> None:
+def _read_signed(bundle: Bundle, line: int, entry: dict[str, Any]) -> None:
+    """Add a receipt, or an entry of a lineage."""
     text, signature = entry.get("body"), entry.get("signature")
+    is_receipt = entry["type"] == "receipt"
     try:
         if not isinstance(text, str) or not isinstance(signature, str):
             raise ValueError("body or signature is missing")
         body = json.loads(text, object_pairs_hook=_unique)
         if not is_object(body) or canonical(body) != text:
             raise ValueError("the body is not canonical JSON")
-        _check_fields(body)
+        (_check_fields if is_receipt else _check_lineage_fields)(body)
     except (ValueError, RecursionError) as problem:
-        bundle.problems.append(f"line {line}: not a receipt: {problem}")
+        bundle.problems.append(f"line {line}: not a {entry['type']}: {problem}")
         return
-    bundle.receipts.append(ReceiptEntry(line, body, sha256(text.encode()).hexdigest(), entry))
+    found = ReceiptEntry(line, body, sha256(text.encode()).hexdigest(), entry)
+    chain = bundle.receipts if is_receipt else bundle.lineages.setdefault(body["agent"], [])
+    chain.append(found)
+
+
+def _check_lineage_fields(body: dict[str, Any]) -> None:
+    for name, kinds in LINEAGE_FIELDS.items():
+        if not isinstance(body.get(name), kinds) or isinstance(body[name], bool):
+            raise ValueError(f"{name} is missing or has the wrong type")
+    if body["v"] != 1 or not is_object(body.get("genome", {})):
+        raise ValueError("unknown version, or a genome that is not an object")
 
 
 def _check_fields(body: dict[str, Any]) -> None:
@@ -237,14 +266,16 @@ def check_receipt(receipt: ReceiptEntry, keys: dict[str, tuple[str, str]]) -> No
     receipt.compared += [what for what in ("arguments", "result") if what in entry]
 
 
-def _is_signature_valid(key: str, signature: str, body: str) -> bool:
+def _is_signature_valid(
+    key: str, signature: str, body: str, prefix: bytes = SIGNATURE_PREFIX
+) -> bool:
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     try:
         # Padding beyond what is needed is ignored.
         public = Ed25519PublicKey.from_public_bytes(urlsafe_b64decode(key + "=="))
-        public.verify(urlsafe_b64decode(signature + "=="), SIGNATURE_PREFIX + body.encode())
+        public.verify(urlsafe_b64decode(signature + "=="), prefix + body.encode())
     except (InvalidSignature, ValueError):
         return False
     return True
@@ -269,6 +300,50 @@ def check_chain(receipts: list[ReceiptEntry], *, partial: bool) -> list[str]:
         elif claim.body["prev"] != ("" if before is None else before.hash):
             found.append(f"{claim} does not refer to the hash of the receipt before it")
         before = claim
+    return found
+
+
+def check_lineage(entries: list[ReceiptEntry], key: str | None) -> list[str]:
+    """The problems of a lineage: signatures, the chain, and what each version claims to be."""
+    found: list[str] = []
+    before: ReceiptEntry | None = None
+    versions: list[dict[str, Any]] = [{}]  # version 0 is the configuration: it sets nothing
+    current = ""
+    for number, entry in enumerate(entries, 1):
+        body, genome = entry.body, object_member(entry.body, "genome")
+        if key is not None and body["key"] != key:
+            found.append(f"{entry} was signed with a key other than the given one")
+        if not _is_signature_valid(
+            body["key"], entry.entry["signature"], entry.entry["body"], GENOME_PREFIX
+        ):
+            found.append(f"{entry}: the signature is wrong")
+        if body["number"] != number:
+            found.append(f"{entry} is at position {number}: an entry is missing or repeated")
+        elif body["prev"] != ("" if before is None else before.hash):
+            found.append(f"{entry} does not refer to the hash of the entry before it")
+        if body["digest"] != (digest(genome) if genome else ""):
+            found.append(f"{entry}: its digest is not that of its genome")
+        if body["kind"] in ("change", "rollback"):
+            found += _check_version(entry, versions, current)
+            versions.append(genome)
+            current = body["digest"]
+        before = entry
+    return found
+
+
+def _check_version(entry: ReceiptEntry, versions: list[dict[str, Any]], current: str) -> list[str]:
+    body = entry.body
+    restored: Any = body.get("restored")
+    found: list[str] = []
+    if body.get("version") != len(versions):
+        found.append(f"{entry} makes version {body.get('version')}, not {len(versions)}")
+    if body.get("parent") != current:
+        found.append(f"{entry}: its parent is not the version before it")
+    if body["kind"] == "rollback":
+        known = isinstance(restored, int) and 0 <= restored < len(versions)
+        old: dict[str, Any] | None = versions[restored] if known else None
+        if old != object_member(body, "genome"):
+            found.append(f"{entry} is not the version that it claims to restore")
     return found
 
 
@@ -348,7 +423,7 @@ def verify(
     bundle: Bundle, heads: dict[str, str], *, partial: bool = False
 ) -> tuple[list[str], list[str]]:
     """The report on a bundle, and its problems."""
-    report: list[str] = []
+    report, heads = list[str](), dict(heads)
     wrong = [f"the file: {problem}" for problem in bundle.problems]
     chains: dict[tuple[str, str], list[ReceiptEntry]] = {}
     for claim in bundle.receipts:
@@ -365,12 +440,21 @@ def verify(
         bad += check_chain(claims, partial=partial) if chain else []
         report.append(f"  first problem: {bad[0]}" if bad else "  complete: every receipt is valid")
         wrong += [f"{agent}: {problem}" for problem in bad]
+    for agent, entries in bundle.lineages.items():
+        given = bundle.keys.get(agent)
+        bad = check_lineage(entries, None if given is None else given[0])
+        report.append(f"{agent}: {len(entries)} entries of its genome's lineage")
+        report.append(f"  first problem: {bad[0]}" if bad else "  complete: every entry is valid")
+        head = heads.pop(agent, "")
+        if head and not entries[-1].hash.startswith(head.lower()):
+            bad.append(f"the last entry is not {head[:16]}: entries are missing at the end")
+        wrong += [f"{agent}: {problem}" for problem in bad]
     for agent, head in heads.items():
         chained = [claim for claim in bundle.receipts if claim.body["chain"]]
         mine = [claim for claim in chained if claim.body["agent_id"] == agent]
         wrong += filter(None, [check_head(agent, mine, head)])
-    if not bundle.receipts:
-        wrong.append("the file: it contains no receipt")
+    if not (bundle.receipts or bundle.lineages):
+        wrong.append("the file: it contains neither a receipt nor a lineage")
     return report, wrong
 
 
@@ -380,8 +464,10 @@ def _pairs(options: list[str]) -> list[tuple[str, str]]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Verify one file."""
-    parser = argparse.ArgumentParser(prog="verify", description="Verify signed receipts")
-    parser.add_argument("file", help="File written by `evoclaw receipts export`; `-` reads stdin")
+    parser = argparse.ArgumentParser(prog="verify", description="Verify receipts and lineages")
+    parser.add_argument(
+        "file", help="File of `evoclaw receipts export` or `evoclaw genome export`; `-`: stdin"
+    )
     parser.add_argument(
         "--key", action="append", default=[], metavar="AGENT=KEY", help="Public key of a device"
     )
@@ -408,7 +494,9 @@ def main(arguments: list[str] | None = None) -> int:
     lines = [printable(line) for line in report] + [
         f"WRONG: {printable(problem)}" for problem in wrong
     ]
-    lines += [f"{len(wrong)} problems"] if wrong else [PROOF_STATEMENT, "all receipts are valid"]
+    proofs = [PROOF_STATEMENT] * bool(bundle.receipts) + [LINEAGE_PROOF] * bool(bundle.lineages)
+    what = "receipts" if bundle.receipts else "entries"
+    lines += [f"{len(wrong)} problems"] if wrong else [*proofs, f"all {what} are valid"]
     sys.stdout.write("\n".join(lines) + "\n")
     return int(bool(wrong))
 

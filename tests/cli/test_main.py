@@ -37,9 +37,9 @@ def everything() -> list[click.Context]:
 
 
 def test_every_command_is_in_one_group() -> None:
-    assert list(GROUPS) == ["Use", "Machines", "Safety", "Look into", "Set up"]
+    assert list(GROUPS) == ["Use", "Machines", "Safety", "Improve", "Look into", "Set up"]
     names = [name for commands in GROUPS.values() for name in commands]
-    assert len(names) == len(set(names)) == 39
+    assert len(names) == len(set(names)) == 42
     leaves = [at for at in everything() if not isinstance(at.command, click.Group)]
     assert len(leaves) > 75
 
@@ -161,11 +161,20 @@ CONFIRMATIONS = frozenset(
         *("workflows answer", "edge join", "edges approve", "edges revoke", "edges shutdown"),
         *("approvals approve", "approvals deny", "receipts export", "token revoke", "config set"),
         *("config unset", "skills new", "skills add", "channels remove-user", "channels unpair"),
+        *("genome export",),
     }
 )
 """Commands that only confirm what they did; their exit code says the same."""
 DOCUMENTS = frozenset(
-    {"runs records", "config reference", "completion", "systemd", "help", "receipts verify"}
+    {
+        "runs records",
+        "config reference",
+        "completion",
+        "systemd",
+        "help",
+        "receipts verify",
+        "genome verify",
+    }
 )
 """Commands that print a file, a program or a text, which is what they are for."""
 SERVERS = frozenset({"up", "mcp serve"})

@@ -12,16 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evoclaw.core.errors import ToolFailure
+from evoclaw.core.genome import EDGE_TUNABLES, GENOME_RULES, Genome
 from evoclaw.core.messages import ErrorKind
 from evoclaw.core.tools import Tool
 from evoclaw.edge.genome import (
-    GENOME_RULES,
-    Genome,
+    EDGE_DEFAULTS,
     Genomes,
-    GenomeSkills,
     GenomeUnreadable,
 )
+from evoclaw.edge.plans import commands_within
+from evoclaw.skills.tuned import GenomeSkills
 from evoclaw.store.calls.journal import Journal, Version
+from evoclaw.transport.wire import Command
 
 
 class Shelf(Journal):
@@ -77,14 +79,6 @@ async def test_null_restores_the_configured_genome_value() -> None:
     assert genomes.current().prompt == "second"
 
 
-async def test_strategy_patches_are_merged() -> None:
-    genomes = await opened(Shelf())
-    await genomes.update({"strategy": {"risk": {"most": 5, "stop": 1}, "pair": "A"}})
-    changed = await genomes.update({"strategy": {"risk": {"most": 6, "stop": None}, "new": [1]}})
-    assert changed.strategy == {"risk": {"most": 6}, "pair": "A", "new": [1]}
-    assert (await genomes.update({"strategy": None})).strategy == {}
-
-
 async def test_the_same_patch_twice_makes_one_version() -> None:
     shelf = Shelf()
     genomes = await opened(shelf)
@@ -102,7 +96,7 @@ GOOD: dict[str, list[Any]] = {
     "run_seconds": [1, 86_400],
     "concurrency": [1, 64],
     "skills": [[], ["x"] * 200],
-    "strategy": [{}, {"x": "y" * 16_000}],
+    "notes": [[], ["x" * 1_000] * 100],
 }
 BAD: dict[str, list[Any]] = {
     "prompt": ["x" * 16_001, 3, "\ud800"],
@@ -112,11 +106,11 @@ BAD: dict[str, list[Any]] = {
     "run_seconds": [0, 86_401],
     "concurrency": [0, 65],
     "skills": ["x", [""], ["x" * 65], ["x"] * 201, [1], {}],
-    "strategy": ["x", [], {"x": "y" * 16_384}, {"x": {1, object()}}],
+    "notes": ["x", [""], ["x" * 1_001], ["x"] * 101, {}],
 }
 
 
-@pytest.mark.parametrize("key", GENOME_RULES)
+@pytest.mark.parametrize("key", EDGE_TUNABLES)
 async def test_out_of_range_genome_values_are_refused_with_their_range(key: str) -> None:
     shelf = Shelf()
     for value in GOOD[key]:
@@ -127,32 +121,20 @@ async def test_out_of_range_genome_values_are_refused_with_their_range(key: str)
             await genomes.update({"prompt": "new", "skills": None, key: value})
         assert caught.value.kind is ErrorKind.INVALID_PARAMS
         assert caught.value.message == f"{key!r} must be {GENOME_RULES[key]}. Nothing was changed."
-    assert genomes.current() == Genome()
+    assert genomes.current() == EDGE_DEFAULTS
     assert shelf.kept == []
 
 
-async def test_a_strategy_nested_too_deeply_is_refused() -> None:
-    genomes = await opened(Shelf())
-    for depth in (32, 100, 100_000):
-        deep: Any = {}
-        for _ in range(depth):
-            deep = {"a": deep}
-        with pytest.raises(ToolFailure, match="nested 32 deep at most"):
-            await genomes.update({"strategy": deep})
-    deep = 1
-    for _ in range(31):
-        deep = [deep]
-    assert (await genomes.update({"strategy": {"a": deep}})).strategy == {"a": deep}
-
-
-@pytest.mark.parametrize("key", ["version", "restored", "promt", ""])
+@pytest.mark.parametrize(
+    "key", ["version", "restored", "promt", "", "strategy", "models", "policy"]
+)
 async def test_unknown_genome_keys_are_refused_with_the_known_keys(key: str) -> None:
     genomes = await opened(Shelf())
     with pytest.raises(
         ToolFailure, match=f"'{key}' is not part of the genome; its keys are prompt, "
     ):
         await genomes.update({"max_turns": 3, key: 1})
-    assert genomes.current() == Genome()
+    assert genomes.current() == EDGE_DEFAULTS
 
 
 async def test_a_genome_change_that_cannot_be_stored_is_not_applied() -> None:
@@ -161,17 +143,18 @@ async def test_a_genome_change_that_cannot_be_stored_is_not_applied() -> None:
     shelf.full = True
     with pytest.raises(OSError, match="no space"):
         await genomes.update({"max_turns": 3})
-    assert genomes.current() == Genome()
+    assert genomes.current() == EDGE_DEFAULTS
     shelf.full = False
     assert (await genomes.update({"max_turns": 3})).version == 1
 
 
 async def test_concurrent_genome_patches_are_all_applied() -> None:
     genomes = await opened(Shelf())
-    keys = [f"k{n}" for n in range(20)]
-    await asyncio.gather(*(genomes.update({"strategy": {key: key}}) for key in keys))
-    assert genomes.current().strategy == {key: key for key in keys}
-    assert genomes.current().version == 20
+    patches = ({"max_turns": 3}, {"temperature": 1}, {"prompt": "x"}, {"concurrency": 2})
+    await asyncio.gather(*map(genomes.update, patches))
+    now = genomes.current()
+    assert (now.max_turns, now.temperature, now.prompt, now.concurrency) == (3, 1, "x", 2)
+    assert now.version == len(patches)
 
 
 async def test_rolling_back_makes_a_new_version_equal_to_the_old_one() -> None:
@@ -184,7 +167,7 @@ async def test_rolling_back_makes_a_new_version_equal_to_the_old_one() -> None:
     assert await genomes.roll_back(1) is back
     assert len(await genomes.history()) == 5
     assert (await opened(shelf)).current() == back
-    assert (await genomes.roll_back(0)).max_turns == Genome().max_turns
+    assert (await genomes.roll_back(0)).max_turns == EDGE_DEFAULTS.max_turns
 
 
 async def test_repeated_rollbacks_step_back_one_version_at_a_time() -> None:
@@ -226,8 +209,8 @@ async def test_fault_27_a_damaged_genome_version_is_reported_and_can_be_rolled_b
 
 async def test_genomes_of_earlier_releases_load_and_unknown_fields_are_refused() -> None:
     shelf = Shelf()
-    shelf.kept.append(msgspec.json.encode({"max_turns": 3}))
-    assert (await opened(shelf)).current() == Genome(max_turns=3, version=1)
+    shelf.kept.append(msgspec.json.encode({"max_turns": 3, "strategy": {"pair": "A"}}))
+    assert (await opened(shelf)).current() == Genome(max_turns=3, run_seconds=3600, version=1)
     wrong: tuple[Any, ...] = ({"wings": 2}, {"max_turns": 101}, [])
     for value in wrong:
         shelf.kept[0] = msgspec.json.encode(value)
@@ -243,7 +226,7 @@ async def test_the_edge_journal_stores_genomes_and_deletes_the_oldest(tmp_path: 
     journal = await Journal.open(tmp_path / "journal.db", durable=False)
     genomes = await opened(journal)
     for turns in range(1, 101):
-        await genomes.update({"max_turns": turns, "strategy": {"ü": [turns]}})
+        await genomes.update({"max_turns": turns, "notes": [f"ü{turns}"]})
     for turns in (1, 2):
         await genomes.update({"max_turns": turns})
     await journal.close()
@@ -276,7 +259,7 @@ async def test_a_genome_patch_is_applied_completely_or_refused(patch: dict[str, 
     try:
         changed = await genomes.update(patch)
     except ToolFailure:
-        assert genomes.current() == Genome()
+        assert genomes.current() == EDGE_DEFAULTS
         assert shelf.kept == []
     else:
         assert (await opened(shelf)).current() == changed
@@ -301,3 +284,8 @@ async def test_only_the_tools_of_enabled_skills_are_offered_and_unknown_skills_a
     with pytest.raises(ToolFailure, match=r"no skill 'c'; its skills: a, b, x"):
         await genomes.update({"skills": ["a", "c"]})
     assert offered() == ["read"], "nothing was changed"
+
+
+def test_the_older_name_of_a_genome_change_needs_the_same_permission() -> None:
+    command = Command("update_strategy", {"strategy": {"max_turns": 3}}, "r")
+    assert commands_within(command) == ("update_strategy", "update_genome")

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from evoclaw import verify
+from evoclaw.core.canonical_json import canonical_hash
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.ports import Ports
 from evoclaw.edge.assemble import assemble
@@ -27,7 +28,7 @@ from evoclaw.tools.define import tool
 from evoclaw.transport.link import MAX_PAYLOAD_BYTES
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.transport.wire import Command, read_report, tool_hash
-from evoclaw.trust.receipts import DeviceKey, Receipt, canonical_hash, read_receipt, result_hash
+from evoclaw.trust.receipts import DeviceKey, Receipt, read_receipt, result_hash
 from tests.support.fleet import (
     EVERYTHING,
     TOLD_ONCE,

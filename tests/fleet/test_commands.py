@@ -116,8 +116,11 @@ async def test_genome_patches_are_versioned_and_survive_a_crash(tmp_path: Path) 
         assert (changed["max_turns"], changed["version"]) == (3, 1)
         again = (await say("pi", "update_genome", {"genome": {"max_turns": 3}})).result
         assert again["version"] == 1, "the same twice is the same"
-        strategy = (await say("pi", "update_strategy", {"strategy": {"mood": "calm"}})).result
-        assert strategy["strategy"] == {"mood": "calm"}
+        older = (await say("pi", "update_strategy", {"strategy": {"notes": ["Be calm."]}})).result
+        assert (older["notes"], older["version"]) == (["Be calm."], 2)
+        unread = await say("pi", "update_strategy", {"strategy": {"mood": "calm"}})
+        assert unread.error_type == "invalid_params"
+        assert "'mood' is not part of the genome" in unread.error
         wrong = await say("pi", "update_genome", {"genome": {"max_turns": 1000}})
         assert wrong.error_type == "invalid_params"
         await here.pi.crash()

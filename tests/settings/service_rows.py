@@ -31,6 +31,7 @@ from evoclaw.store.databases.blob_cipher import SEALED_PREFIX
 from evoclaw.tools.define import tool as define
 from evoclaw.wiring import store
 from evoclaw.wiring.before_images import open_before_images
+from evoclaw.wiring.evaluation import case_folder
 from evoclaw.wiring.fleet import find_broker, open_fleet
 from evoclaw.wiring.http import access_for
 from evoclaw.wiring.record_key import record_cipher
@@ -70,6 +71,11 @@ JWT = (
 )
 SEAT = "tests/seat/test_settings.py"
 UNDO = "tests/cli/test_undo.py"
+EVALUATION = "tests/seat/test_evaluation.py::cases"
+
+
+async def _case_folder(here: Built) -> str:
+    return case_folder(here.env).folder.name
 
 
 def runtime(look: Callable[[Runtime], Any]) -> Observe:
@@ -669,6 +675,9 @@ SERVICE_ROWS: Rows = {
             "drain_s": "3.5", "keys_kept_s": "60",
         },
         "",
+    ),
+    "evolution.cases": Row(
+        '[evolution]\ncases = "exams"\n', _case_folder, shown=EVALUATION
     ),
     "memory.enabled": Row(
         "[memory]\nenabled = false\n", runtime(lambda made: made.memory is None)

@@ -21,6 +21,8 @@ from evoclaw.core.agent import Agent
 from evoclaw.core.bound_tools import BoundTool
 from evoclaw.core.messages import JSON
 from evoclaw.core.ports import Policy, Ports, Provider
+from evoclaw.evolution.cases import CaseFolder
+from evoclaw.evolution.lineage import GenomeLineage
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.autonomy import Autonomy, Level
@@ -41,6 +43,7 @@ from evoclaw.orchestrator.runs.runs import Runs
 from evoclaw.orchestrator.sessions.conversations import Conversations
 from evoclaw.providers.scripted import Scripted, says
 from evoclaw.skills.registry import SkillRegistry
+from evoclaw.store import genomes as genome_store
 from evoclaw.store import memory as memory_store
 from evoclaw.store import notifications as notification_store
 from evoclaw.store.calls import receipts as receipt_store
@@ -70,6 +73,7 @@ from evoclaw.tools.define import tool
 from evoclaw.tools.question import question
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.trust.pairing import Devices
+from evoclaw.trust.receipts import DeviceKey
 from evoclaw.wiring.pairing import edge_pairing
 from evoclaw.wiring.settings_file import agent_definition_file
 from evoclaw.workflows.catalogue import Catalogue
@@ -94,6 +98,7 @@ SCHEMAS = (
     canvas_store.SCHEMA,
     notification_store.SCHEMA,
     rating_store.SCHEMA,
+    genome_store.SCHEMA,
 )
 WORKFLOW = Workflow(
     "greet",
@@ -167,6 +172,10 @@ class ServiceHarness:
         approvals = ApprovalStore(database)
         self.approvals = CallApprovals(approvals, ApprovalSettings(nobody="wait"))
         self.ledger = StoredLedger(database)
+        key = DeviceKey(bytes(32))
+        self.genomes = GenomeLineage(
+            genome_store.GenomeStore(database), key.public_key, key.sign_genome
+        )
         self.talks = Conversations(
             store,
             {AGENT.name: AGENT},
@@ -175,6 +184,7 @@ class ServiceHarness:
             approvals=approvals,
             ledger=self.ledger,
             attended=True,
+            genomes=self.genomes,
         )
         self.runs = Runs(self.talks, agent=AGENT.name)
         self.tokens = TokenStore(database)
@@ -241,6 +251,8 @@ class ServiceHarness:
             receipts=ReceiptArchive(self.receipts),
             memory=self.memory,
             workflows=self.workflows,
+            genomes=self.genomes,
+            cases=CaseFolder(self.folder / "cases"),
             metrics=lambda: "evoclaw_test 1\n",
             metrics_reader=MetricsReader(MetricsStore(self.database)),
             checks={"store": self._check},

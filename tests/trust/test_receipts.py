@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evoclaw import verify
+from evoclaw.core.canonical_json import canonical, canonical_hash
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.trust.grants import Grant, Signer
@@ -22,8 +23,6 @@ from evoclaw.trust.receipts import (
     ReceiptFlaw,
     ReceiptRefused,
     bounded_name,
-    canonical,
-    canonical_hash,
     encode_receipt,
     new_receipt,
     read_receipt,

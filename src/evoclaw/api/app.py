@@ -22,6 +22,7 @@ from evoclaw.api.routes import (
     definitions,
     events,
     fleet,
+    genomes,
     governance,
     health,
     metrics,
@@ -102,6 +103,7 @@ def api_routes() -> list[HTTPRouteHandler]:
         *tokens.ROUTES,
         *workflows.ROUTES,
         *definitions.ROUTES,
+        *genomes.ROUTES,
         *health.ROUTES,
         *openapi.ROUTES,
     ]

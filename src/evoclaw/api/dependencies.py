@@ -14,6 +14,8 @@ from evoclaw.core.canvases import Canvases
 from evoclaw.core.ledgers import Ledger
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Tool, UnavailableTool
+from evoclaw.evolution.cases import CaseFolder
+from evoclaw.evolution.lineage import GenomeLineage
 from evoclaw.governance.shared_stops import StopRegistry
 from evoclaw.observe.audit.service import AuditService, RefusedRequest
 from evoclaw.orchestrator.agents.definition_file import AgentDefinitionFile
@@ -110,6 +112,10 @@ class ApiDependencies:
     memory: Memory | None = None
     """The memory of one user; `of` gives that of another."""
     workflows: Workflows | None = None
+    genomes: GenomeLineage | None = None
+    """The genomes of the agents, with their lineages."""
+    cases: CaseFolder | None = None
+    """The cases for evaluations."""
     metrics: Callable[[], str | bytes | Awaitable[bytes]] | None = None
     """Renders all metrics in the Prometheus format."""
     on_response: Callable[[str, str, int, float], None] = ignore_request

@@ -24,6 +24,7 @@ from evoclaw.core.errors import (
     ProviderErrorKind,
 )
 from evoclaw.core.messages import JSON
+from evoclaw.evolution.lineage import GenomeNotFound
 from evoclaw.governance.shared_stops import StopNotShared
 from evoclaw.orchestrator.orchestrator import EdgeOffline
 from evoclaw.orchestrator.runs.compaction import CannotCompact
@@ -132,6 +133,7 @@ _STATUS_BY_ERROR: Mapping[type[EvoClawError], tuple[int, str]] = {
     SessionNotFound: (404, "not_found"),
     RunNotFound: (404, "not_found"),
     AgentNotFound: (404, "not_found"),
+    GenomeNotFound: (404, "not_found"),
     workflows.UnknownWorkflow: (404, "not_found"),
     workflows.WorkflowRunNotFound: (404, "not_found"),
     EdgeOffline: (409, "offline"),

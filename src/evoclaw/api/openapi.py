@@ -58,6 +58,7 @@ TAGS = {
     "audit": "The audit log.",
     "budgets": "Limits and spending.",
     "policy": "The policies that judge tool calls.",
+    "evolution": "Genomes of agents and edges, and cases to evaluate agents with.",
     "stops": "The emergency stop.",
     "settings": "The settings file of the service.",
     "tokens": "API tokens.",

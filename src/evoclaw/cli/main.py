@@ -55,6 +55,11 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "receipts": "List, export and verify receipts signed by edges",
         "token": "Manage API tokens",
     },
+    "Improve": {
+        "eval": "Run the cases of an agent in sandboxes, and print how many pass",
+        "cases": "List, show, check and add cases for evaluations",
+        "genome": "Show, change, roll back and verify genomes of agents and edges",
+    },
     "Look into": {
         "status": "Show the status of the service, its edges, runs and budgets",
         "metrics": "Show metrics of runs, calls, tokens and cost",
@@ -79,9 +84,13 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Every command once, by what people want to do, with its help text."""
-_MODULES = {"import": "evoclaw.cli.export", "agents": "evoclaw.cli.agent_list"}
+_MODULES = {
+    "import": "evoclaw.cli.export",
+    "agents": "evoclaw.cli.agent_list",
+    "eval": "evoclaw.cli.evaluation",
+}
 """The module of a command, if it is not named after the command."""
-_ATTRIBUTES = {"import": "import_command", "help": "help_command"}
+_ATTRIBUTES = {"import": "import_command", "help": "help_command", "eval": "eval_command"}
 
 
 class LazyGroup(CommandGroup):

@@ -56,7 +56,7 @@ def _show(id_: str, *, as_json: bool) -> int:
 def _export(file: Path, agent: str) -> int:
     async def export(archive: ReceiptArchive) -> None:
         lines = [line async for line in archive.bundle(agent_id=agent)]
-        _write(file, lines)
+        write_lines(file, lines)
         count = sum(line["type"] == "receipt" for line in lines)
         print_out(f"{count} receipts; check them with: python -m evoclaw.verify {file}")
 
@@ -91,7 +91,8 @@ def _with_archive(work: Callable[[ReceiptArchive], Awaitable[None]]) -> int:
     return exits.OK
 
 
-def _write(path: Path, lines: list[dict[str, JSON]]) -> None:
+def write_lines(path: Path, lines: list[dict[str, JSON]]) -> None:
+    """Write a new file of JSON lines."""
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     try:
         # The file contains arguments and results of tools, so only its owner may read it.

@@ -61,7 +61,7 @@ def _show(run_id: str, *, as_json: bool) -> int:
     async def show(client: ServiceClient) -> int:
         run = await get_run(client, run_id)
         if as_json:
-            print_out(run)
+            print_out({**run, **await service_api.get_outcome(client, run_id)})
             return exits.OK
         _print_one(run, _call_lines(await service_api.get_records(client, run_id)))
         return exits.OK

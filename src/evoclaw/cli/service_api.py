@@ -74,6 +74,11 @@ async def start_run(client: ServiceClient, request: dict[str, JSON]) -> dict[str
     raise AssertionError("unreachable")
 
 
+async def get_outcome(client: ServiceClient, run_id: str) -> dict[str, JSON]:
+    """The outcome of a run, and its rating."""
+    return as_object(await client.get(api_path("runs", run_id, "outcome")))
+
+
 async def cancel_run(client: ServiceClient, run_id: str) -> bool:
     """Cancel a run; False if it had ended."""
     return bool(as_object(await client.post(api_path("runs", run_id, "cancel"))).get("cancelled"))

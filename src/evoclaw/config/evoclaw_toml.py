@@ -27,6 +27,7 @@ from evoclaw.config.shared_settings import (
 )
 from evoclaw.config.toml_document import KeyPath, TomlDocument, describe_unknown
 from evoclaw.core.errors import ConfigError
+from evoclaw.evolution.settings import EvolutionSettings
 from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.budget.settings import BudgetSettings, check_budget
 from evoclaw.governance.flow.settings import FlowSettings
@@ -227,6 +228,7 @@ class EvoClawConfig(Struct, frozen=True, kw_only=True):
     runs: RunSettings = RunSettings()
     memory: MemorySettings = MemorySettings()
     workflows: WorkflowSettings = WorkflowSettings()
+    evolution: EvolutionSettings = EvolutionSettings()
     channels: tuple[ChannelSettings, ...] = ()
     notify: tuple[NotifySettings, ...] = ()
     data: Path

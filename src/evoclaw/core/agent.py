@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from msgspec import UNSET, Struct, UnsetType
 
+from evoclaw.core.genome import CONFIGURED, Genome
 from evoclaw.core.tools import ALL_PERMISSIONS
 
 
@@ -44,6 +45,8 @@ class LoopSettings(Struct, frozen=True):
     max_call_seconds: float | UnsetType = UNSET
     """The longest timeout of one call, but of calls that wait for people or other runs; unset: that
     of the tool. Recorded only if set."""
+    genome: str | UnsetType = UNSET
+    """The digest of the agent's genome. Recorded only if it sets something."""
 
 
 ITERATIVE_SETTINGS = LoopSettings(max_turns=20, confirm=True)
@@ -117,6 +120,8 @@ class Agent(Struct, frozen=True, omit_defaults=True):
     """The agents that it works with."""
     owner: str = ""
     """The person or team responsible for it."""
+    genome: Genome = CONFIGURED
+    """What it is tuned with; the fields above have its prompt, limits and models already."""
 
     @property
     def names_edge(self) -> bool:

@@ -17,7 +17,7 @@ from evoclaw.edge.device import (
 )
 from evoclaw.edge.edge import Edge
 from evoclaw.edge.fitness import Outcomes
-from evoclaw.edge.genome import Genomes, GenomeSkills, GenomeTimeouts, SkillTools, no_skills
+from evoclaw.edge.genome import Genomes, GenomeTimeouts, no_skills
 from evoclaw.edge.nested_calls import PendingNestedCalls
 from evoclaw.edge.outputs import KeepLargeOutput, artifact_tool
 from evoclaw.edge.plans import CallAudit, GrantCheck, Planner, ToolPlans, add_spans, no_grants
@@ -25,6 +25,7 @@ from evoclaw.edge.prompts import PromptPlans
 from evoclaw.edge.receipts import Receipts
 from evoclaw.executors.call_steps import WithoutUndoTool
 from evoclaw.executors.local import LocalExecutor
+from evoclaw.skills.tuned import GenomeSkills, SkillTools
 from evoclaw.store.calls.artifacts import ArtifactStore
 from evoclaw.store.calls.before_images import BeforeImages
 from evoclaw.store.calls.journal import Journal

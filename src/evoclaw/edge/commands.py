@@ -13,10 +13,10 @@ from typing import Protocol, TypeAlias
 import msgspec
 
 from evoclaw.core.errors import EvoClawError, ToolFailure
+from evoclaw.core.genome import EDGE_TUNABLES, Genome
 from evoclaw.core.messages import JSON, ErrorKind, is_array, is_object
 from evoclaw.edge.calls import EdgeCalls
 from evoclaw.edge.device import EdgeParts
-from evoclaw.edge.genome import Genome
 from evoclaw.edge.plans import commands_within, no_grants
 from evoclaw.edge.reports import EdgeReports
 from evoclaw.transport.wire import (
@@ -205,23 +205,20 @@ async def _job(edge: EdgeDevice, command: Command) -> JSON:
 
 
 async def _update_genome(edge: EdgeDevice, command: Command) -> JSON:
-    patch = command.payload.get("genome", command.payload)
+    """Change tunables; `update_strategy` is an older name of the command."""
+    payload = command.payload
+    patch = payload.get("genome", payload.get("strategy", payload))
     if not is_object(patch):
         raise ToolFailure(ErrorKind.INVALID_PARAMS, "The genome must be an object of tunables.")
     patch = {key: value for key, value in patch.items() if key != "request_id"}
     return await _in_force(edge, await edge.parts.genomes.update(patch))
 
 
-async def _update_strategy(edge: EdgeDevice, command: Command) -> JSON:
-    strategy = command.payload.get("strategy", command.payload)
-    return await _in_force(edge, await edge.parts.genomes.update({"strategy": strategy}))
-
-
 async def _in_force(edge: EdgeDevice, genome: Genome) -> JSON:
     """Apply a changed genome: to waiting calls, and to the limits in the advert."""
     edge.calls.places.changed()
     await edge.advertise()
-    return msgspec.to_builtins(genome)
+    return genome.view(EDGE_TUNABLES)
 
 
 async def _evolution(edge: EdgeDevice, command: Command) -> JSON:
@@ -239,8 +236,8 @@ async def _evolution(edge: EdgeDevice, command: Command) -> JSON:
     elif action != "status":
         raise ToolFailure(ErrorKind.INVALID_PARAMS, "`action` must be status or roll_back.")
     return {
-        "genome": msgspec.to_builtins(genomes.current()),
-        "history": msgspec.to_builtins(await genomes.history()),
+        "genome": genomes.current().view(EDGE_TUNABLES),
+        "history": [genome.view(EDGE_TUNABLES) for genome in await genomes.history()],
         "fitness": edge.parts.outcomes.fitness(),
     }
 
@@ -265,7 +262,7 @@ QUICK_COMMANDS: Mapping[str, QuickCommand] = {
     "cancel": _cancel,
     "job": _job,
     "update_genome": _update_genome,
-    "update_strategy": _update_strategy,
+    "update_strategy": _update_genome,
     "evolution": _evolution,
     "nested_result": _nested_result,
     "shutdown": _shutdown,

@@ -102,6 +102,8 @@ def no_grants(
 def commands_within(command: Command) -> tuple[str, ...]:
     """The commands that a command amounts to; its sender must be allowed to send each of them."""
     inner = _AMOUNTS_TO.get((command.command, command.payload.get("action")))
+    if command.command == "update_strategy":
+        inner = "update_genome"
     return (command.command,) if inner is None else (command.command, inner)
 
 

@@ -11,6 +11,7 @@ from evoclaw.core.agent import LoopSettings
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.events import CallFinished, CallStarted, Record, RunFinished, StopReason
+from evoclaw.core.genome import Genome, with_notes
 from evoclaw.core.hidden_text import mark_hidden_text
 from evoclaw.core.messages import (
     JSON,
@@ -28,7 +29,6 @@ from evoclaw.core.routes import Place, Route
 from evoclaw.core.state import RunState
 from evoclaw.core.tools import failure
 from evoclaw.edge.fitness import Outcomes
-from evoclaw.edge.genome import Genome
 from evoclaw.edge.nested_calls import PendingNestedCalls
 from evoclaw.edge.plans import CallPlan, GrantCheck, no_grants
 from evoclaw.transport.wire import Command
@@ -109,7 +109,7 @@ class PromptPlans:
             if isinstance(asked, int | float) and asked > 0
             else DEFAULT_PROMPT_TIMEOUT_S
         )
-        seconds = min(requested, self._genome().run_seconds)
+        seconds = min(requested, self._genome().run_seconds or requested)
 
         async def work(deadline: Deadline, progress: Progress) -> ToolResult:
             asked = mark_hidden_text(UserMessage((TextBlock(text, command.label),)))
@@ -132,10 +132,11 @@ class PromptPlans:
         from evoclaw.core.run import run
 
         genome = self._genome()
-        settings = LoopSettings(
-            max_turns=genome.max_turns, temperature=genome.temperature, max_seconds=seconds
-        )
-        task: list[Message] = [SystemMessage(genome.prompt)] if genome.prompt else []
+        settings = LoopSettings(temperature=genome.temperature, max_seconds=seconds)
+        if genome.max_turns is not None:
+            settings = replace(settings, max_turns=genome.max_turns)
+        instructions = with_notes(genome.prompt, genome.notes)
+        task: list[Message] = [SystemMessage(instructions)] if instructions else []
         notes = RunOutcomeSink(self._outcomes, settings.tool_error_limit)
         end = asyncio.get_running_loop().call_later(seconds, deadline.expire)
         try:

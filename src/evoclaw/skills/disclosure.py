@@ -17,7 +17,7 @@ from evoclaw.core.tools import Tool
 from evoclaw.skills.folders import MAX_TEXT_BYTES, SkillRefused, read_bytes, to_text
 from evoclaw.skills.loading import Skill
 from evoclaw.skills.names import unknown_name
-from evoclaw.skills.registry import SkillRegistry
+from evoclaw.skills.tuned import SkillSource
 
 MAX_LISTED_DESCRIPTION_CHARS = 300
 """Of each description in the list of skills."""
@@ -135,7 +135,7 @@ def _one_line(text: str) -> str:
 class RegistrySkillReader:
     """Reads skills of a registry for the tool `skill`."""
 
-    def __init__(self, skills: SkillRegistry) -> None:
+    def __init__(self, skills: SkillSource) -> None:
         self._skills = skills
 
     async def catalogue(self) -> str:
@@ -167,7 +167,7 @@ class ActiveSkillTools(OfferStep, ResultStep):
     A skill is active once the model has read its instructions.
     """
 
-    def __init__(self, skills: SkillRegistry, history: Iterable[Message] = ()) -> None:
+    def __init__(self, skills: SkillSource, history: Iterable[Message] = ()) -> None:
         """Activate the skills whose instructions are in the history already."""
         self._skills = skills
         self.active: tuple[Skill, ...] = ()

@@ -155,6 +155,7 @@ def _api_dependencies(
     from evoclaw.orchestrator.receipts.archive import ReceiptArchive
     from evoclaw.store.metrics.store import MetricsStore
     from evoclaw.store.sessions.ratings import RatingStore
+    from evoclaw.wiring.evaluation import case_folder
     from evoclaw.wiring.oversight import stop_board
     from evoclaw.wiring.pairing import edge_pairing
     from evoclaw.wiring.settings_file import agent_definition_file
@@ -208,6 +209,8 @@ def _api_dependencies(
         receipts=ReceiptArchive(runtime.stores.receipts, runtime.stores.commands),
         memory=runtime.memory,
         workflows=runtime.workflows,
+        genomes=runtime.genomes,
+        cases=case_folder(env),
         metrics=metrics,
         damage=DamageReports(runtime.orchestrator, writer),
         on_response=runtime.metrics.http,

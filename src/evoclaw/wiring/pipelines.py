@@ -13,7 +13,7 @@ from evoclaw.core.pipeline import PipelineSpec
 
 @cache
 def local_pipeline() -> PipelineSpec:
-    """Calls of `evoclaw run`, `evoclaw chat` without a service, and MCP clients."""
+    """Calls of `evoclaw run`, `evoclaw eval`, `evoclaw chat` without a service, MCP clients."""
     from evoclaw.edge.undo import KeepBeforeImages
     from evoclaw.executors.call_steps import (
         DefaultTimeout,
@@ -35,7 +35,8 @@ def local_pipeline() -> PipelineSpec:
     from evoclaw.governance.rules.command_rules import CommandRules
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.audit.writer import Recordable
-    from evoclaw.orchestrator.agents.offer_steps import AgentTools, WithoutImageTool
+    from evoclaw.orchestrator.agents.offer_steps import AgentSkills, AgentTools, WithoutImageTool
+    from evoclaw.orchestrator.agents.tuning import GenomeTools
     from evoclaw.orchestrator.fleet.edge_images import FetchImages
     from evoclaw.orchestrator.people.questions import PendingQuestions
     from evoclaw.orchestrator.sessions.steps import (
@@ -45,12 +46,14 @@ def local_pipeline() -> PipelineSpec:
         SessionLabels,
     )
     from evoclaw.skills.disclosure import ActiveSkillTools
+    from evoclaw.skills.tuned import GenomeSkills
 
     return PipelineSpec(
         "local",
         offer=(
-            PermittedTools, WithoutImageTool, WithoutUndoTool, AgentTools, DefaultTimeout,
-            ActiveSkillTools, FlowFlags, Quarantine, RunTools,
+            PermittedTools, WithoutImageTool, WithoutUndoTool, AgentTools, AgentSkills,
+            GenomeSkills, DefaultTimeout, ActiveSkillTools, FlowFlags, Quarantine, RunTools,
+            GenomeTools,
         ),
         before=(
             Stops, ToolStatus, ForwardedTools, RateLimits, Recordable, Autonomy, Permissions,
@@ -91,6 +94,7 @@ def service_pipeline() -> PipelineSpec:
         AgentTools,
         WithoutImageTool,
     )
+    from evoclaw.orchestrator.agents.tuning import GenomeTools
     from evoclaw.orchestrator.fleet.edge_images import FetchImages
     from evoclaw.orchestrator.people.questions import PendingQuestions
     from evoclaw.orchestrator.sessions.steps import (
@@ -100,12 +104,13 @@ def service_pipeline() -> PipelineSpec:
         SessionLabels,
     )
     from evoclaw.skills.disclosure import ActiveSkillTools
+    from evoclaw.skills.tuned import GenomeSkills
 
     return PipelineSpec(
         "service",
         offer=(
             PermittedTools, WithoutImageTool, WithoutUndoTool, AgentTools, AgentSkills,
-            DefaultTimeout, ActiveSkillTools, FlowFlags, RunTools,
+            GenomeSkills, DefaultTimeout, ActiveSkillTools, FlowFlags, RunTools, GenomeTools,
         ),
         before=(
             Stops, ToolStatus, ForwardedTools, RateLimits, Recordable, Autonomy, Permissions,
@@ -122,7 +127,7 @@ def service_pipeline() -> PipelineSpec:
 @cache
 def edge_pipeline() -> PipelineSpec:
     """Calls that come to an edge: judged again there, whatever the orchestrator decided."""
-    from evoclaw.edge.genome import GenomeSkills, GenomeTimeouts
+    from evoclaw.edge.genome import GenomeTimeouts
     from evoclaw.edge.outputs import KeepLargeOutput
     from evoclaw.edge.undo import KeepBeforeImages
     from evoclaw.executors.call_steps import DefaultTimeout, WithoutUndoTool
@@ -141,6 +146,7 @@ def edge_pipeline() -> PipelineSpec:
     from evoclaw.governance.rules.command_rules import CommandRules
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.audit.writer import Recordable
+    from evoclaw.skills.tuned import GenomeSkills
 
     return PipelineSpec(
         "edge",

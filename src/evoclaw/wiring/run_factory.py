@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+from msgspec.structs import replace
+
+from evoclaw.core.genome import CONFIGURED
 from evoclaw.core.history import History
 from evoclaw.core.labels import LOCAL_PRINCIPAL, Principal
 from evoclaw.core.pipeline import Pipeline, Step
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.providers.cache import ProviderCache
     from evoclaw.providers.wrappers import Flush
+    from evoclaw.skills.tuned import SkillSource
     from evoclaw.store.sessions.canvases import StoredCanvases
     from evoclaw.store.sessions.sessions import Session, StoredRun
     from evoclaw.wiring.governance import Governance
@@ -181,7 +185,7 @@ class RunFactory:
         from evoclaw.orchestrator.agents.definitions import level_of
 
         # Not the tools of the first run: they may be narrowed, and the run must be freed.
-        tools = partial(self.tools, agent)
+        tools = partial(self.tools, replace(agent, genome=CONFIGURED))
         if level is not None:
             return self.governance.rules(level, agent.capabilities, None, tools)
         if agent.name not in self._policies:
@@ -202,15 +206,21 @@ class RunFactory:
         tenant: str = LOCAL_PRINCIPAL.tenant,
     ) -> Pipeline:
         from evoclaw.executors.call_steps import SignReceipt
-        from evoclaw.skills.disclosure import ActiveSkillTools
+        from evoclaw.skills.disclosure import ActiveSkillTools, RegistrySkillReader
+        from evoclaw.skills.tuned import TunedSkills
+        from evoclaw.tools.skill import SkillReader
         from evoclaw.wiring.pipelines import service_pipeline
 
+        skills = TunedSkills(self.toolbox.skill_registry, agent.genome)
+        if agent.genome.skills is not None or agent.genome.skill_texts:
+            injected = {**injected, SkillReader: RegistrySkillReader(skills)}
         toolbox = with_dependencies(self.toolbox, injected)
         routes = self._routes(agent, session, toolbox, on, tenant)
         steps = [
-            *self._offer_steps(agent, toolbox),
+            *self._offer_steps(agent, skills),
+            *self._genome_steps(agent),
             *image_steps(self.orchestrator, self.providers.get(agent.model)),
-            ActiveSkillTools(toolbox.skill_registry, history),
+            ActiveSkillTools(skills, history),
             SignReceipt(self.sign),
             *self.governance.steps(),
             *policies,
@@ -234,7 +244,26 @@ class RunFactory:
         rest = [*edges, *extensions] if agent.names_edge else [*extensions, *edges]
         return [built_in_route(toolbox, toolbox.tools, self.flush, SERVICE_MACHINE), *rest]
 
-    def _offer_steps(self, agent: Agent, toolbox: Toolbox) -> list[Step]:
+    def _genome_steps(self, agent: Agent) -> list[Step]:
+        """The steps that offer tools as the agent's genome has them."""
+        from evoclaw.orchestrator.agents.tuning import GenomeTools
+        from evoclaw.skills.tuned import GenomeSkills
+
+        genome, steps = agent.genome, list[Step]()
+        if genome.tools:
+            steps.append(GenomeTools(genome.tools))
+        if genome.skills is not None:
+            steps.append(GenomeSkills(lambda: genome, self._skill_tools))
+        return steps
+
+    def _skill_tools(self) -> dict[str, frozenset[str]]:
+        """The skills of this machine, and the tools of each."""
+        return {
+            skill.name: frozenset(program.tool.name for program in skill.programs)
+            for skill in self.toolbox.skill_registry.skills()
+        }
+
+    def _offer_steps(self, agent: Agent, skills: SkillSource) -> list[Step]:
         """The steps that offer what the agent's definition and the settings allow."""
         from evoclaw.executors.call_steps import WithoutUndoTool
         from evoclaw.governance.permissions import PermittedTools
@@ -250,6 +279,6 @@ class RunFactory:
             steps.append(WithoutUndoTool())
         if names is not None:
             steps.append(AgentTools(names))
-        if active := active_skills(agent, toolbox.skill_registry.skills()):
+        if active := active_skills(agent, skills.skills()):
             steps.append(AgentSkills(tuple(active)))
         return steps

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from evoclaw.config import EvoClawConfig
     from evoclaw.core.agent import Agent
+    from evoclaw.evolution.lineage import GenomeLineage
     from evoclaw.executors.call_steps import Sign
     from evoclaw.observe.metrics import Metrics
     from evoclaw.orchestrator.agents.memory import Memory
@@ -59,6 +60,7 @@ class Runtime:
     notifications: Notifications
     metrics: Metrics
     gauges: GaugeReader
+    genomes: GenomeLineage
 
     @property
     def default_agent(self) -> Agent:
@@ -120,6 +122,7 @@ async def _build_runtime(
     from evoclaw.orchestrator.runs.runs import Runs
     from evoclaw.store.sessions.canvases import StoredCanvases
     from evoclaw.wiring.channels import open_channels
+    from evoclaw.wiring.evolution import genome_lineage
     from evoclaw.wiring.governance import open_governance
     from evoclaw.wiring.notifications import open_notifications
     from evoclaw.wiring.run_factory import RunFactory
@@ -145,7 +148,8 @@ async def _build_runtime(
         orchestrator, providers, governance, approvals.approver, toolbox, signer,
         stores.database.flush, StoredCanvases(stores.database, CANVAS_LOCATION), memory, metrics,
     )  # fmt: skip
-    conversations = _conversations(stores, agents, run_factory)
+    genomes = genome_lineage(stores.database, home, agents, run_factory)
+    conversations = _conversations(stores, agents, run_factory, genomes)
     runs = Runs(conversations, settings=settings.runs)
     workflows = _workflows(settings, stores, runs, conversations, run_factory, approvals)
     dispatcher, channels = await open_channels(
@@ -160,7 +164,7 @@ async def _build_runtime(
         governance=governance, providers=providers, run_factory=run_factory, approvals=approvals,
         conversations=conversations, runs=runs, memory=memory, workflows=workflows,
         channel_dispatcher=dispatcher, channels=channels, notifications=notifications,
-        metrics=metrics, gauges=gauges,
+        metrics=metrics, gauges=gauges, genomes=genomes,
     )  # fmt: skip
 
 
@@ -216,19 +220,21 @@ def _memory(settings: EvoClawConfig, stores: Stores, env: Mapping[str, str]) -> 
 
 
 def _conversations(
-    stores: Stores, agents: Mapping[str, Agent], run_factory: RunFactory
+    stores: Stores, agents: Mapping[str, Agent], run_factory: RunFactory, genomes: GenomeLineage
 ) -> Conversations:
     from evoclaw.orchestrator.agents.prompt import agent_prompt
     from evoclaw.orchestrator.people.questions import Questions
     from evoclaw.orchestrator.sessions.conversations import Conversations
     from evoclaw.orchestrator.sessions.session_run import RunLimits
+    from evoclaw.skills.tuned import TunedSkills
     from evoclaw.wiring.budget import price_of_any_model
 
     governance, fleet = run_factory.governance, run_factory.orchestrator.fleet
-    settings, skills = governance.settings, run_factory.toolbox.skill_registry.skills
+    settings, registry = governance.settings, run_factory.toolbox.skill_registry
 
     def prompt(agent: Agent) -> str:
-        return agent_prompt(agent, skills=skills(), peers=agents)
+        skills = TunedSkills(registry, agent.genome).skills()
+        return agent_prompt(agent, skills=skills, peers=agents)
 
     return Conversations(
         stores.sessions,
@@ -246,6 +252,7 @@ def _conversations(
         recall=run_factory.recall,
         approvals=stores.approvals,
         defer_commits=True,
+        genomes=genomes,
     )
 
 

@@ -117,7 +117,7 @@ async def open_metrics(env: Mapping[str, str]) -> AsyncGenerator[MetricsReader]:
 
 def all_schemas() -> tuple[Schema, ...]:
     """The schema of every store of an orchestrator."""
-    from evoclaw.store import channels, memory, notifications
+    from evoclaw.store import channels, genomes, memory, notifications
     from evoclaw.store.calls import command_tables, receipts
     from evoclaw.store.governance import approvals, devices, ledger, rates, stops, tokens
     from evoclaw.store.metrics import tables as metrics_tables
@@ -144,6 +144,7 @@ def all_schemas() -> tuple[Schema, ...]:
         devices.SCHEMA,
         stops.SCHEMA,
         notifications.SCHEMA,
+        genomes.SCHEMA,
     )
 
 

@@ -41,6 +41,7 @@ from evoclaw.api.sse import EVENT_STREAM, EventStream, event_stream, event_strea
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.events import Record
 from evoclaw.core.record_encoding import record_json
+from evoclaw.evolution.outcomes import OutcomeFold, RunOutcome
 from evoclaw.orchestrator.people.access import Caller, TokenScope
 from evoclaw.orchestrator.people.ratings import Rating
 from evoclaw.orchestrator.runs.hub import WatcherTooSlow
@@ -108,6 +109,15 @@ class SteeringMessage(Struct, frozen=True, forbid_unknown_fields=True):
 
     message: Annotated[Text, Meta(min_length=1)]
     """The text of the message."""
+
+
+class RatedOutcome(Struct, frozen=True):
+    """The outcome of a run, and what a person said of it."""
+
+    outcome: RunOutcome
+    """What its records say."""
+    rating: Rating | None
+    """The rating; null: none was given."""
 
 
 class RatingRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -373,6 +383,19 @@ async def steer_run(
     return await own_run(parts, caller, run_id)
 
 
+@get("/v1/runs/{run_id:str}/outcome", scope=TokenScope.RUNS_READ, tags=TAGS)
+async def show_outcome(
+    parts: InjectedDependencies, caller: InjectedCaller, run_id: RunId
+) -> RatedOutcome:
+    """Show the outcome of a run: errors, denials, retries, corrections, and its rating."""
+    view, fold = await own_run(parts, caller, run_id), OutcomeFold()
+    async with aclosing(renumbered_records(parts, caller.tenant, view.run_id)) as records:
+        async for record in records:
+            fold.receive(record)
+    rating = None if parts.ratings is None else await parts.ratings.get(caller.tenant, view.run_id)
+    return RatedOutcome(fold.outcome(), rating)
+
+
 @post("/v1/runs/{run_id:str}/rating", scope=TokenScope.HUMAN, tags=TAGS, status_code=200)
 async def rate_run(
     parts: InjectedDependencies,
@@ -408,4 +431,5 @@ ROUTES: tuple[HTTPRouteHandler, ...] = (
     steer_run,
     rate_run,
     show_rating,
+    show_outcome,
 )

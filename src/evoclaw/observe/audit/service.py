@@ -76,6 +76,13 @@ class AuditService:
             files = audit_files(folder)
         return verify(files, [key.public])
 
+    def record_genome(
+        self, principal: Principal, agent: str, version: int, digest: str, reason: str
+    ) -> None:
+        """Write a change of a genome to the audit."""
+        context = AuditContext(principal=principal, agent_id=agent)
+        self.audit.record("genome", context, version=version, digest=digest, reason=reason)
+
     def record_refusal(self, refusal: RefusedRequest) -> None:
         """Write a refused request to the audit; a failure is only logged."""
         principal = Principal(refusal.tenant or "local", refusal.user)

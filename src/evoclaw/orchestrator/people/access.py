@@ -45,6 +45,8 @@ class TokenScope(StrEnum):
     WORKFLOWS_READ = "workflows:read"
     WORKFLOWS_RUN = "workflows:run"
     METRICS_READ = "metrics:read"
+    EVOLUTION_READ = "evolution:read"
+    EVOLUTION_WRITE = "evolution:write"
     ADMIN = "admin"
     """Everything but `human`, which must be granted by name."""
     EVERYTHING = "*"

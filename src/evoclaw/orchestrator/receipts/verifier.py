@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from evoclaw.core.canonical_json import canonical_hash
 from evoclaw.core.commands import CommandRow
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.labels import CLEAN, LOCAL_PRINCIPAL, Label
@@ -39,7 +40,6 @@ from evoclaw.trust.receipts import (
     ReceiptRefused,
     SignedReceipt,
     bounded_name,
-    canonical_hash,
     read_receipt,
     result_hash,
     short_id,

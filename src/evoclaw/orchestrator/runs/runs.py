@@ -212,9 +212,11 @@ class Runs:
         conversations.check_edge(name, request.on)
         capabilities = agents[name].capabilities
         title, id_ = request.session_title, secrets.token_hex(8)
+        genome = await conversations.genomes.current(name)
         return Session(
-            id_, name, principal.user, title, capabilities=capabilities, on=request.on
-        ), True
+            id_, name, principal.user, title, capabilities=capabilities, on=request.on,
+            genome=genome,
+        ), True  # fmt: skip
 
     async def _enqueue(self, tenant: str, entry: QueuedRun) -> EnqueueResult:
         limits = self.settings

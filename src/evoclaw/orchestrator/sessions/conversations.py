@@ -38,6 +38,7 @@ from evoclaw.governance.budget.options import BudgetOptions
 from evoclaw.governance.budget.policy import BudgetNotice, RunBudget
 from evoclaw.governance.permissions import Permissions, PermittedTools
 from evoclaw.orchestrator.agents.definitions import budget_of
+from evoclaw.orchestrator.agents.tuning import tune
 from evoclaw.orchestrator.fleet.edge_call import allow_nested_calls, narrow_edge_calls
 from evoclaw.orchestrator.fleet.members import Member
 from evoclaw.orchestrator.people.questions import PendingQuestions, Questions
@@ -52,7 +53,14 @@ from evoclaw.orchestrator.runs.requests import (
 )
 from evoclaw.orchestrator.sanitizing import one_line
 from evoclaw.orchestrator.sessions.caller_tools import CallerCallStore, with_caller_tools
-from evoclaw.orchestrator.sessions.dependencies import PortsFactory, Recall, StoredTodos, no_recall
+from evoclaw.orchestrator.sessions.dependencies import (
+    ConfiguredGenomes,
+    GenomeSource,
+    PortsFactory,
+    Recall,
+    StoredTodos,
+    no_recall,
+)
 from evoclaw.orchestrator.sessions.run_ids import TenantKey, tenant_run_id
 from evoclaw.orchestrator.sessions.run_records import (
     drop_incomplete_turn,
@@ -112,6 +120,7 @@ class Conversations:
         recall: Recall = no_recall,
         approvals: ApprovalStore | None = None,
         defer_commits: bool = False,
+        genomes: GenomeSource | None = None,
     ) -> None:
         """Choose the parts.
 
@@ -132,9 +141,11 @@ class Conversations:
             approvals: Where calls wait for approval; closed when the run ends.
             defer_commits: Wait for the store only before a paid request, before the effect of a
                 call, and at the end of a run; tools then wait for the store themselves.
+            genomes: The genomes of the agents; every agent is as configured if not given.
         """
         self.store, self.agents, self.edges = store, agents, edges
         self.limits = limits or RunLimits()
+        self.genomes: GenomeSource = genomes or ConfiguredGenomes()
         self.ledger: Ledger = ledger or MemoryLedger()
         self.price, self.attended = price, attended
         self.questions = questions or Questions(store.questions)
@@ -170,6 +181,7 @@ class Conversations:
                 title,
                 capabilities=found.capabilities,
                 on=on,
+                genome=await self.genomes.current(agent),
             )
         )
 
@@ -289,7 +301,7 @@ class Conversations:
         sinks: Sequence[Sink],
         deadline: Deadline | None,
     ) -> AsyncGenerator[Record, None]:
-        agent = self.agent(session)
+        agent = await self.agent(session)
         run = await self.prepare(
             session, stored, deadline or Deadline(agent.settings.max_seconds), None, None
         )
@@ -319,12 +331,13 @@ class Conversations:
             del self.running[key]
             run.finished.set()
 
-    def agent(self, session: Session) -> Agent:
-        """The agent of a session."""
+    async def agent(self, session: Session, request: RunRequest | None = None) -> Agent:
+        """The agent of a session, with the genome of the session, for a run request."""
         found = self.agents.get(session.agent)
         if found is None:
             raise AgentNotFound(session.agent, tuple(self.agents))
-        return found
+        requested = found if request is None else _agent_for(found, request)
+        return tune(requested, await self.genomes.find(session.agent, session.genome))
 
     async def prepare(
         self,
@@ -355,7 +368,7 @@ class Conversations:
         request = decode_run_request(loaded.request)
         if loaded.request is not None:
             session = replace(session, on=request.on)
-        agent = _agent_for(self.agent(session), request)
+        agent = await self.agent(session, request)
         capabilities = intersect_capabilities(agent.capabilities, session.capabilities)
         family, spent = SubrunTree(self.limits), dict[str, int]()
         if parent is None:

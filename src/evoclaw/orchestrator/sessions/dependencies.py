@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import msgspec
 
 from evoclaw.core.agent import Agent
+from evoclaw.core.genome import CONFIGURED, Genome
 from evoclaw.core.messages import Message
 from evoclaw.core.ports import Ports
 from evoclaw.store.sessions.sessions import Session, SessionStore, StoredRun
@@ -28,6 +29,30 @@ mostly none. They are recorded at the start of the run, so a resumed run does no
 async def no_recall(agent: Agent, session: Session, run: StoredRun) -> Sequence[Message]:
     """Recall nothing: there is no memory."""
     return ()
+
+
+class GenomeSource(Protocol):
+    """The genomes of agents."""
+
+    async def current(self, agent: str) -> str:
+        """The digest of an agent's current genome; empty for the configuration."""
+        ...
+
+    async def find(self, agent: str, digest: str) -> Genome:
+        """The genome of this content."""
+        ...
+
+
+class ConfiguredGenomes:
+    """Every agent is as configured."""
+
+    async def current(self, agent: str) -> str:
+        """Empty: the configuration."""
+        return ""
+
+    async def find(self, agent: str, digest: str) -> Genome:
+        """The configuration."""
+        return CONFIGURED
 
 
 class StoredTodos:

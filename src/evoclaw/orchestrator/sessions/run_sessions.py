@@ -20,6 +20,7 @@ from evoclaw.core.tools import Call
 from evoclaw.core.wording import tool_not_found
 from evoclaw.orchestrator.fleet.members import Member
 from evoclaw.orchestrator.sanitizing import one_line, quoted
+from evoclaw.orchestrator.sessions.dependencies import GenomeSource
 from evoclaw.orchestrator.sessions.run_ids import TenantKey, tenant_run_id
 from evoclaw.orchestrator.sessions.session_run import (
     SOLE_DRIVER,
@@ -58,13 +59,14 @@ class SessionHost(Protocol):
 
     store: SessionStore
     agents: Mapping[str, Agent]
+    genomes: GenomeSource
     edges: Callable[[], Sequence[Member]]
     limits: RunLimits
     subruns: dict[TenantKey, ActiveSubrun]
     running: dict[TenantKey, SessionRun]
 
-    def agent(self, session: Session) -> Agent:
-        """The agent of a session."""
+    async def agent(self, session: Session) -> Agent:
+        """The agent of a session, with the genome of the session."""
         ...
 
     async def prepare(
@@ -108,6 +110,7 @@ class RunSessions:
                 intersect_capabilities(agent.capabilities, parent.capabilities),
                 self._narrowed_tools(brief.tools),
                 on=parent.session.on,
+                genome=await self._host.genomes.current(agent.name),
             )
         )
         return await self._start_or_join(call, session, brief, wait=wait)
@@ -126,7 +129,8 @@ class RunSessions:
                     "then send."
                 )
                 raise ToolFailure(ErrorKind.CONFLICT, text)
-            await self._wait_for(self._launch(call, listed.session, last, None, wait=True))
+            seconds = await self._max_seconds(listed.session)
+            await self._wait_for(self._launch(call, listed.session, last, None, seconds, wait=True))
             now = await self._status(await self._visible(session_id))
             if now.state != "ended":
                 return now
@@ -188,8 +192,11 @@ class RunSessions:
         """Resume the background sub-runs of an interrupted run that is resumed."""
         for stored in await self._store.open_background_runs(self._run.stored.id):
             session = await self._store.session(stored.session_id)
-            if session is not None and self._key(stored.id) not in self._host.subruns:
-                self._launch(None, session, stored, None, wait=False)
+            if session is None:
+                continue
+            seconds = await self._max_seconds(session)
+            if self._key(stored.id) not in self._host.subruns:
+                self._launch(None, session, stored, None, seconds, wait=False)
 
     async def _start_or_join(
         self, call: Call, session: Session, brief: SubSessionRequest, *, wait: bool
@@ -199,8 +206,9 @@ class RunSessions:
         stored = await self._store.run(run_id)
         stored = stored or await self._create_run(run_id, session, brief, wait, call.context.label)
         if stored.is_open:
+            seconds = await self._max_seconds(session)
             child = self._host.subruns.get(self._key(run_id))
-            child = child or self._launch(call, session, stored, brief, wait=wait)
+            child = child or self._launch(call, session, stored, brief, seconds, wait=wait)
             if wait:
                 await self._wait_for(child)
         return await self._status(await self._visible(session.id))
@@ -242,14 +250,12 @@ class RunSessions:
         session: Session,
         stored: StoredRun,
         brief: SubSessionRequest | None,
+        seconds: float,
         *,
         wait: bool,
     ) -> ActiveSubrun:
         parent, host = self._run, self._host
-        limits = [
-            parent.deadline.left * SUBRUN_TIME_SHARE,
-            host.agent(session).settings.max_seconds,
-        ]
+        limits = [parent.deadline.left * SUBRUN_TIME_SHARE, seconds]
         if call is not None and wait:
             limits.append(call.timeout * SUBRUN_TIME_SHARE)
         if brief is not None and brief.seconds is not None:
@@ -278,6 +284,10 @@ class RunSessions:
         host.subruns[self._key(stored.id)] = child
         child.task.add_done_callback(ended)
         return child
+
+    async def _max_seconds(self, session: Session) -> float:
+        """The duration that the agent of a session allows its runs."""
+        return (await self._host.agent(session)).settings.max_seconds
 
     async def _driver_context(self, stored: StoredRun) -> DriverContext:
         """The driver context of a sub-run: it needs the claim of this run to be still valid."""

@@ -191,6 +191,8 @@ class Session(Struct, frozen=True):
     """The tenant of its owner; set by the store, not by the caller."""
     on: str = ""
     """The edge that its runs work on, `any` or `*`, as the user chose; empty: the default."""
+    genome: str = ""
+    """The digest of its agent's genome, which it keeps; empty: as configured."""
 
 
 class RunUsage(Struct, frozen=True):

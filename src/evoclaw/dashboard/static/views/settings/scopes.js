@@ -7,7 +7,8 @@ import { lookup } from "../../dom.js";
 export const SCOPES = [
   "agents:invoke", "runs:read", "runs:write", "sessions:read", "sessions:write", "fleet:read",
   "fleet:write", "tools:read", "tools:execute", "skills:read", "approvals:read", "audit:read",
-  "budgets:read", "workflows:read", "workflows:run", "metrics:read", "human", "admin", "*"];
+  "budgets:read", "workflows:read", "workflows:run", "metrics:read", "evolution:read",
+  "evolution:write", "human", "admin", "*"];
 
 const MEANINGS = lookup({
   "agents:invoke": "invoke agents", "runs:read": "see runs", "runs:write": "start, fork "
@@ -19,6 +20,8 @@ const MEANINGS = lookup({
   "audit:read": "read the audit log",
   "budgets:read": "see budgets", "workflows:read": "see workflows",
   "workflows:run": "run workflows", "metrics:read": "read metrics",
+  "evolution:read": "see genomes and evaluations",
+  "evolution:write": "evaluate agents, and change genomes as a person",
   admin: "everything except `human`", "*": "everything",
 });
 

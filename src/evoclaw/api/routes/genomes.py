@@ -1,0 +1,353 @@
+"""Routes of genomes: read, change, roll back and export those of agents and edges."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Annotated, TypeVar
+
+import msgspec
+from litestar import get, post
+from litestar.handlers import HTTPRouteHandler
+from litestar.params import JSONBody, QueryParameter
+from msgspec import Meta, Struct
+
+from evoclaw.api.auth import InjectedCaller, InjectedDependencies
+from evoclaw.api.dependencies import ApiDependencies
+from evoclaw.api.errors import ApiError, not_found, require
+from evoclaw.api.routes.governance import check_operator
+from evoclaw.api.routes.parameters import ID_PATTERN, AgentName, Reason
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.genome import EDGE_TUNABLES, Genome
+from evoclaw.core.messages import JSON, is_object
+from evoclaw.evolution.cases import Split
+from evoclaw.evolution.lineage import GenomeLineage, LineageEntry
+from evoclaw.orchestrator.people.access import Caller, TokenScope
+
+T = TypeVar("T")
+TAGS = ["evolution"]
+MAX_REASON_RUNS = 100
+Version = Annotated[int, Meta(ge=0, le=1_000_000_000)]
+
+
+class GenomeView(Struct, frozen=True, kw_only=True):
+    """A version of the genome of an agent or an edge."""
+
+    agent: str
+    """The name of the agent, or the id of the edge."""
+    version: int
+    """0: the configuration."""
+    digest: str
+    """Identifies the content; empty: it sets nothing."""
+    restored: int | None
+    """The version that a rollback restored; null: it is no rollback."""
+    genome: dict[str, JSON]
+    """What it sets; the rest is as configured."""
+
+
+class GenomeList(Struct, frozen=True):
+    """The current genomes of the agents."""
+
+    items: tuple[GenomeView, ...]
+    """One for each agent."""
+
+
+class GenomeHistory(Struct, frozen=True):
+    """The lineage of a genome."""
+
+    items: tuple[LineageEntry, ...]
+    """Its entries, the oldest first; the configuration, version 0, has none."""
+
+
+class SignedEntry(Struct, frozen=True):
+    """A signed entry of a lineage."""
+
+    type: str
+    """`genome`."""
+    body: str
+    """The entry as canonical JSON: what is signed."""
+    signature: str
+    """The Ed25519 signature."""
+
+
+class GenomeExport(Struct, frozen=True):
+    """A lineage that `evoclaw/verify.py` can check."""
+
+    entries: tuple[SignedEntry, ...]
+    """The signed entries, the oldest first."""
+
+
+class CaseView(Struct, frozen=True):
+    """A case for evaluations."""
+
+    name: str
+    """Its name."""
+    split: Split
+    """Who may see it."""
+    agent: str
+    """The only agent that it is for; empty: every agent."""
+    recorded: bool
+    """Whether calls are answered from a record, and none is executed."""
+    checks: int
+    """How many checks decide."""
+
+
+class CaseList(Struct, frozen=True):
+    """The cases of this service."""
+
+    items: tuple[CaseView, ...]
+    """The valid cases, by name."""
+    problems: tuple[str, ...]
+    """What is wrong with the other files."""
+
+
+class GenomeChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A change of a genome."""
+
+    genome: dict[str, JSON]
+    """A merge patch: objects are merged, null goes back to the configuration."""
+    reason: Reason = ""
+    """Why, for people."""
+    runs: Annotated[
+        tuple[Annotated[str, Meta(pattern=ID_PATTERN)], ...], Meta(max_length=MAX_REASON_RUNS)
+    ] = ()
+    """The runs that are the reason."""
+    expected: Version | None = None
+    """The version that you saw; another one is refused. Null: any."""
+
+
+class GenomeRollback(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rollback of a genome."""
+
+    version: Version | None = None
+    """The version to restore; null: the one before the current one, for agents only."""
+    reason: Reason = ""
+    """Why, for people."""
+
+
+@get("/v1/genomes", scope=TokenScope.EVOLUTION_READ, tags=TAGS)
+async def list_genomes(parts: InjectedDependencies, caller: InjectedCaller) -> GenomeList:
+    """List the current genome of each agent of this service."""
+    lineage = _lineage(parts, caller)
+    names = require(parts.conversations, "agents").agents
+    return GenomeList(tuple([_view(name, await lineage.version(name)) for name in names]))
+
+
+@get("/v1/genomes/{name:str}", scope=TokenScope.EVOLUTION_READ, tags=TAGS)
+async def show_genome(
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    name: AgentName,
+    version: Annotated[
+        Version | None, QueryParameter(description="A version; left out: the current one.")
+    ] = None,
+) -> GenomeView:
+    """Show the genome of an agent or an edge."""
+    lineage = _lineage(parts, caller)
+    if _is_agent(parts, name):
+        return _view(name, await lineage.version(name, version))
+    found = await _edge_genomes(parts, name)
+    chosen = found[-1:] if version is None else [g for g in found if g.version == version]
+    if not chosen:
+        raise not_found("version of the genome")
+    return _view(name, chosen[0])
+
+
+@get("/v1/genomes/{name:str}/history", scope=TokenScope.EVOLUTION_READ, tags=TAGS)
+async def show_history(
+    parts: InjectedDependencies, caller: InjectedCaller, name: AgentName
+) -> GenomeHistory:
+    """Show the lineage of an agent's genome: its versions and evaluations."""
+    lineage = _lineage(parts, caller)
+    _check_agent(parts, name)
+    return GenomeHistory(tuple(await lineage.history(name)))
+
+
+@get("/v1/genomes/{name:str}/export", scope=TokenScope.EVOLUTION_READ, tags=TAGS)
+async def export_genome(
+    parts: InjectedDependencies, caller: InjectedCaller, name: AgentName
+) -> GenomeExport:
+    """Export the signed lineage of an agent's genome, to be verified offline."""
+    lineage = _lineage(parts, caller)
+    _check_agent(parts, name)
+    entries = msgspec.convert(await lineage.export(name), tuple[SignedEntry, ...])
+    return GenomeExport(entries)
+
+
+@post(
+    "/v1/genomes/{name:str}/versions",
+    scope=TokenScope.EVOLUTION_WRITE,
+    tags=TAGS,
+    status_code=200,
+)
+async def change_genome(
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    name: AgentName,
+    data: JSONBody[GenomeChange],
+) -> GenomeView:
+    """Make a new version of a genome; new sessions use it, existing ones keep theirs.
+
+    Only a person may: the token also needs the scope `human`.
+    """
+    lineage = _editable_lineage(parts, caller)
+    if not _is_agent(parts, name):
+        view = await _change_edge(parts, name, "update_genome", {"genome": data.genome})
+    else:
+        change = lineage.change(
+            name,
+            data.genome,
+            by=_user(caller),
+            reason=data.reason,
+            runs=data.runs,
+            expected=data.expected,
+        )
+        view = _view(name, await _refusable(change))
+    _audit(parts, caller, view, data.reason)
+    return view
+
+
+@post(
+    "/v1/genomes/{name:str}/rollback",
+    scope=TokenScope.EVOLUTION_WRITE,
+    tags=TAGS,
+    status_code=200,
+)
+async def roll_back_genome(
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    name: AgentName,
+    data: JSONBody[GenomeRollback],
+) -> GenomeView:
+    """Restore an earlier version of a genome, as a new version, in one transaction.
+
+    Only a person may: the token also needs the scope `human`.
+    """
+    lineage = _editable_lineage(parts, caller)
+    if _is_agent(parts, name):
+        back = lineage.roll_back(name, data.version, by=_user(caller), reason=data.reason)
+        view = _view(name, await _refusable(back))
+    else:
+        payload: dict[str, JSON] = {"action": "roll_back", "version": data.version}
+        view = await _change_edge(parts, name, "evolution", payload)
+    _audit(parts, caller, view, data.reason)
+    return view
+
+
+@get("/v1/cases", scope=TokenScope.EVOLUTION_READ, tags=TAGS)
+async def list_cases(parts: InjectedDependencies, caller: InjectedCaller) -> CaseList:
+    """List the cases for evaluations; their tasks and checks stay on the service's machine."""
+    check_operator(parts, caller)
+    found, problems = await asyncio.to_thread(require(parts.cases, "cases").read)
+    views = [
+        CaseView(
+            case.name,
+            case.case.split,
+            case.case.agent,
+            case.case.is_recorded,
+            len(case.case.checks),
+        )
+        for case in found
+    ]
+    return CaseList(tuple(views), tuple(problems))
+
+
+def _lineage(parts: ApiDependencies, caller: Caller) -> GenomeLineage:
+    check_operator(parts, caller)
+    return require(parts.genomes, "genomes")
+
+
+def _editable_lineage(parts: ApiDependencies, caller: Caller) -> GenomeLineage:
+    """The lineage; refuses programs, and every change that could not be audited."""
+    lineage = _lineage(parts, caller)
+    if not caller.may(TokenScope.HUMAN):
+        raise ApiError(
+            403,
+            "forbidden",
+            "Only a person may change a genome: the token needs the scope 'human'.",
+        )
+    if parts.audit is not None and parts.audit.audit.failing:
+        text = f"The genome was not changed, as the audit fails: {parts.audit.audit.failing}."
+        raise ApiError(503, "audit", text)
+    return lineage
+
+
+def _is_agent(parts: ApiDependencies, name: str) -> bool:
+    return name in require(parts.conversations, "agents").agents
+
+
+def _check_agent(parts: ApiDependencies, name: str) -> None:
+    if not _is_agent(parts, name):
+        raise not_found("agent")
+
+
+def _user(caller: Caller) -> str:
+    return caller.principal.user or caller.token
+
+
+def _view(name: str, genome: Genome) -> GenomeView:
+    return GenomeView(
+        agent=name,
+        version=genome.version,
+        digest=genome.digest,
+        restored=genome.restored,
+        genome=genome.content(),
+    )
+
+
+def _audit(parts: ApiDependencies, caller: Caller, view: GenomeView, reason: str) -> None:
+    if parts.audit is not None:
+        parts.audit.record_genome(caller.principal, view.agent, view.version, view.digest, reason)
+
+
+async def _refusable(change: Awaitable[T]) -> T:
+    """Await a change; one that is not allowed is a 422."""
+    try:
+        return await change
+    except ToolFailure as refused:
+        raise ApiError(422, "invalid", refused.message) from None
+
+
+async def _edge_genomes(parts: ApiDependencies, name: str) -> list[Genome]:
+    """All versions of the genome of an edge, the oldest first."""
+    result = await _query(parts, name, "evolution", {})
+    return [_edge_genome(version) for version in result["history"]]
+
+
+async def _change_edge(
+    parts: ApiDependencies, name: str, command: str, payload: dict[str, JSON]
+) -> GenomeView:
+    result = await _query(parts, name, command, payload)
+    return _view(name, _edge_genome(result if command == "update_genome" else result["genome"]))
+
+
+async def _query(
+    parts: ApiDependencies, name: str, command: str, payload: dict[str, JSON]
+) -> dict[str, JSON]:
+    orchestrator = require(parts.orchestrator, "edges")
+    if name not in [member.agent_id for member in orchestrator.fleet.members()]:
+        raise not_found("agent or edge")
+    outcome = await orchestrator.query(name, command, payload)
+    if outcome.status != "success" or not is_object(outcome.result):
+        raise ApiError(409, outcome.error_type or "failed", outcome.error or "The edge failed.")
+    return outcome.result
+
+
+def _edge_genome(found: JSON) -> Genome:
+    """A genome as an edge reports it: an older edge has other tunables, too."""
+    try:
+        names = (*EDGE_TUNABLES, "version", "restored")
+        return msgspec.convert({name: found[name] for name in names if name in found}, Genome)
+    except (msgspec.ValidationError, TypeError):
+        raise ApiError(502, "unreadable", "The edge sent a genome that cannot be read.") from None
+
+
+ROUTES: tuple[HTTPRouteHandler, ...] = (
+    list_genomes,
+    show_genome,
+    show_history,
+    export_genome,
+    change_genome,
+    roll_back_genome,
+    list_cases,
+)

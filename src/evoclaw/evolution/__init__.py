@@ -1,0 +1,1 @@
+"""How agents get better: the lineage of their genomes, outcomes of runs, cases and evaluation."""

@@ -1,0 +1,214 @@
+"""Evaluates an agent: runs cases, checks each run, and sums up with intervals and coverage."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from evoclaw.core.agent import LoopSettings
+from evoclaw.core.deadline import Deadline
+from evoclaw.core.errors import EvoClawError
+from evoclaw.core.events import CallFinished, CallStarted, RunFinished, StopReason
+from evoclaw.core.loop import run_loop
+from evoclaw.core.ops import ExecOps
+from evoclaw.core.ports import Ports
+from evoclaw.core.run import Bus, recorded
+from evoclaw.core.state import RunState
+from evoclaw.evolution.cases import CaseFile, Split
+from evoclaw.evolution.checks import MadeCall, RunToCheck
+from evoclaw.evolution.outcomes import OutcomeFold
+from evoclaw.evolution.recorded_results import RecordedResults
+
+CONFIDENCE_Z = 1.959964
+"""Of a 95 % interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaseRun:
+    """Everything that one run of a case needs."""
+
+    state: RunState
+    ports: Ports
+    settings: LoopSettings
+    exec: ExecOps
+    """Runs the commands of checks, in the sandbox of the run."""
+    recorded: RecordedResults | None
+    """What answers its calls, if nothing is executed."""
+
+
+OpenRun: TypeAlias = Callable[[CaseFile, Path], AbstractAsyncContextManager[CaseRun]]
+"""Prepares a run of a case in a workspace; everything ends with the block."""
+
+
+class Attempt(Struct, frozen=True, kw_only=True):
+    """One run of a case."""
+
+    case: str
+    split: Split
+    passed: bool
+    """The run completed, and all checks passed."""
+    problems: tuple[str, ...]
+    """Why it failed."""
+    stop: StopReason | None
+    turns: int
+    calls: int
+    cost: float | None
+    """In US dollars; null if the price is unknown."""
+    coverage: float | None
+    """The share of calls that were answered from the record; null if calls were executed."""
+
+
+class Rate(Struct, frozen=True):
+    """A share of attempts, with its 95 % interval (Wilson)."""
+
+    passed: int
+    attempts: int
+    rate: float
+    low: float
+    high: float
+
+
+class Evaluation(Struct, frozen=True, kw_only=True):
+    """The result of an evaluation."""
+
+    attempts: tuple[Attempt, ...]
+    total: Rate
+    cases: dict[str, Rate]
+    splits: dict[str, Rate]
+    cost: float | None
+    """Of all attempts; null if a price is unknown."""
+    coverage: float | None
+    """The share of recorded calls that were answered; null if no call was to be answered from a
+    record."""
+
+
+def wilson(passed: int, attempts: int) -> Rate:
+    """A rate with its Wilson score interval."""
+    if not attempts:
+        return Rate(0, 0, 0.0, 0.0, 1.0)
+    share, z2 = passed / attempts, CONFIDENCE_Z**2
+    centre = share + z2 / (2 * attempts)
+    spread = CONFIDENCE_Z * math.sqrt((share * (1 - share) + z2 / (4 * attempts)) / attempts)
+    scale = 1 + z2 / attempts
+    low, high = (centre - spread) / scale, (centre + spread) / scale
+    return Rate(passed, attempts, share, max(0.0, low), min(1.0, high))
+
+
+async def evaluate(
+    cases: Sequence[CaseFile],
+    open_run: OpenRun,
+    *,
+    repeat: int = 1,
+    parallel: int = 4,
+    on_attempt: Callable[[Attempt], None] = lambda attempt: None,
+) -> Evaluation:
+    """Run each case so often, some at the same time; each run has a workspace of its own.
+
+    The first run that cannot be prepared ends the evaluation with its error.
+    """
+    slots = asyncio.Semaphore(parallel)
+
+    async def attempt(case: CaseFile) -> Attempt:
+        async with slots:
+            done = await _attempt(case, open_run)
+        on_attempt(done)
+        return done
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(attempt(case)) for case in cases for _ in range(repeat)]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return summed_up([task.result() for task in tasks])
+
+
+def summed_up(attempts: Sequence[Attempt]) -> Evaluation:
+    """The evaluation that some attempts amount to."""
+    costs = [attempt.cost for attempt in attempts]
+    known = [cost for cost in costs if cost is not None]
+    covered = [(a.coverage, a.calls) for a in attempts if a.coverage is not None]
+    calls = sum(count for _, count in covered)
+    return Evaluation(
+        attempts=tuple(attempts),
+        total=_rate(attempts),
+        cases=_rates(attempts, lambda attempt: attempt.case),
+        splits=_rates(attempts, lambda attempt: str(attempt.split)),
+        cost=sum(known) if len(known) == len(costs) else None,
+        coverage=sum(share * count for share, count in covered) / calls if calls else None,
+    )
+
+
+def _rates(attempts: Sequence[Attempt], key: Callable[[Attempt], str]) -> dict[str, Rate]:
+    names = dict.fromkeys(key(attempt) for attempt in attempts)
+    return {name: _rate([a for a in attempts if key(a) == name]) for name in names}
+
+
+def _rate(attempts: Iterable[Attempt]) -> Rate:
+    outcomes = [attempt.passed for attempt in attempts]
+    return wilson(sum(outcomes), len(outcomes))
+
+
+async def _attempt(case: CaseFile, open_run: OpenRun) -> Attempt:
+    folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="evoclaw-case-"))
+    workspace = folder / "workspace"
+    try:
+        if (start := case.workspace) is not None:
+            await asyncio.to_thread(shutil.copytree, start, workspace, symlinks=True)
+        else:
+            workspace.mkdir()
+        async with open_run(case, workspace) as run:
+            return await _run_and_check(case, run, workspace)
+    finally:
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+async def _run_and_check(case: CaseFile, run: CaseRun, workspace: Path) -> Attempt:
+    fold, answer = OutcomeFold(), ""
+    started: dict[str, CallStarted] = {}
+    made: list[MadeCall] = []
+    deadline = Deadline(min(case.case.seconds, run.settings.max_seconds))
+    bus = Bus(run.state.run_id, run.ports.sinks)
+    events = run_loop(run.state, run.ports, run.settings, deadline)
+    async with aclosing(recorded(events, bus)) as records:
+        async for record in records:
+            fold.receive(record)
+            event = record.event
+            if isinstance(event, CallStarted):
+                started[event.call_id] = event
+            elif isinstance(event, CallFinished) and event.result.call_id in started:
+                call = started[event.result.call_id]
+                made.append(MadeCall(call.name, call.arguments, event.result.error is None))
+            elif isinstance(event, RunFinished):
+                answer = event.text
+    outcome = fold.outcome()
+    seen = RunToCheck(answer, made, outcome.cost, workspace, run.exec)
+    problems = await _problems(case, seen)
+    if outcome.stop is not StopReason.COMPLETED:
+        problems.insert(0, f"the run ended with {outcome.stop}")
+    if bus.failures:
+        problems.insert(0, f"the run could not be recorded: {bus.failures[0][1]}")
+    return Attempt(
+        case=case.name, split=case.case.split, passed=not problems, problems=tuple(problems),
+        stop=outcome.stop, turns=outcome.turns, calls=len(made), cost=outcome.cost,
+        coverage=None if run.recorded is None else run.recorded.coverage,
+    )  # fmt: skip
+
+
+async def _problems(case: CaseFile, run: RunToCheck) -> list[str]:
+    found: list[str] = []
+    for check in case.case.checks:
+        try:
+            problem = await check.problem(run)
+        except (EvoClawError, OSError) as failed:
+            problem = f"the check {check.__struct_config__.tag} failed: {failed}"
+        found += [problem] if problem else []
+    return found

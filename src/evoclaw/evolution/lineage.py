@@ -1,0 +1,323 @@
+"""The lineage of an agent's genome: every version with its parent, reason and signature.
+
+An entry is canonical JSON. It names the hash of the entry before it and is signed by the
+orchestrator that wrote it, so `evoclaw/verify.py` can check an exported lineage offline.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from typing import Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from evoclaw.core.canonical_json import canonical
+from evoclaw.core.errors import EvoClawError
+from evoclaw.core.genome import AGENT_TUNABLES, CONFIGURED, Genome
+from evoclaw.core.genome_patches import genome_refused, merged
+from evoclaw.core.messages import JSON, is_object
+from evoclaw.store.genomes import GenomeStore, LineageHead, StoredEntry
+
+CURRENT_CACHE_S = 2.0
+"""Seconds for which an orchestrator uses the versions it knows, though another one that shares the
+database may have changed them."""
+MAX_CACHED_GENOMES = 256
+
+Check: TypeAlias = Callable[[str, Genome], None]
+"""Refuses a genome that the configuration of an agent does not allow, with `ToolFailure`."""
+Sign: TypeAlias = Callable[[bytes], str]
+EntryKind: TypeAlias = Literal["change", "rollback", "evaluation", "opening"]
+
+
+class LineageEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One entry of a lineage: a version of the genome, or an evaluation of one."""
+
+    v: Literal[1]
+    """The format of the entry."""
+    agent: str
+    """Whose genome it is."""
+    number: int
+    """Its position, from 1."""
+    prev: str
+    """The hash of the entry before it; empty for the first."""
+    at: float
+    """Unix time, seconds."""
+    key: str
+    """The public key that signed it."""
+    kind: EntryKind
+    """What it records; an `opening` is one of the sealed cases."""
+    digest: str
+    """That of the genome; empty for the configuration."""
+    by: str
+    """Who proposed it: a user, or a program."""
+    version: int | None = None
+    """The version that it makes; an evaluation makes none."""
+    parent: str | None = None
+    """The digest of the genome that was current before."""
+    restored: int | None = None
+    """The version that a rollback restored."""
+    genome: dict[str, JSON] = {}
+    """What the genome sets; the rest is as configured."""
+    reason: str = ""
+    """Why, for people."""
+    runs: tuple[str, ...] = ()
+    """The runs that are the reason."""
+    scores: dict[str, JSON] = {}
+    """The result of an evaluation."""
+
+
+class GenomeNotFound(EvoClawError):
+    """An agent has no genome of that version or content."""
+
+    def __init__(self, agent: str, which: str) -> None:
+        super().__init__(
+            f"agent {agent!r} has no genome {which}; see `evoclaw genome history {agent}`"
+        )
+        self.agent = agent
+
+
+class SealedOpened(EvoClawError):
+    """The sealed cases were opened for this release before."""
+
+    def __init__(self, agent: str, release: str, by: str) -> None:
+        super().__init__(
+            f"{by} has opened the sealed cases of {agent!r} for the release {release!r} already; "
+            "they are for one evaluation of each release"
+        )
+
+
+class GenomeLineage:
+    """The genomes of the orchestrator's agents: their current versions and their lineages."""
+
+    def __init__(
+        self,
+        store: GenomeStore,
+        key: str,
+        sign: Sign,
+        *,
+        check: Check = lambda agent, genome: None,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Choose the parts.
+
+        Args:
+            store: Where the lineages are.
+            key: The public key of this orchestrator.
+            sign: Signs an entry with it.
+            check: Refuses a genome that an agent's configuration does not allow.
+            clock: The time in seconds since 1970.
+            monotonic: The monotonic time in seconds.
+        """
+        self._store, self._key, self._sign, self._check = store, key, sign, check
+        self._clock, self._monotonic = clock, monotonic
+        self._is_shared = store.database.dialect == "postgres"
+        self._current: Mapping[str, str] = {}
+        self._read_at: float | None = None
+        self._found: dict[tuple[str, str], Genome] = {}
+
+    async def current(self, agent: str) -> str:
+        """The digest of an agent's current genome; empty for the configuration."""
+        now = self._monotonic()
+        if self._read_at is None or (self._is_shared and now - self._read_at > CURRENT_CACHE_S):
+            self._current, self._read_at = await self._store.current(), now
+        return self._current.get(agent, "")
+
+    async def find(self, agent: str, digest: str) -> Genome:
+        """The genome of this content; raises `GenomeNotFound`."""
+        if not digest:
+            return CONFIGURED
+        if (known := self._found.get((agent, digest))) is not None:
+            return known
+        stored = await self._store.by_digest(agent, digest)
+        if stored is None:
+            raise GenomeNotFound(agent, digest[:12])
+        genome = genome_of(read_entry(stored))
+        if len(self._found) >= MAX_CACHED_GENOMES:
+            self._found.clear()
+        self._found[agent, digest] = genome
+        return genome
+
+    async def history(self, agent: str) -> Sequence[LineageEntry]:
+        """The whole lineage, the oldest entry first."""
+        return [read_entry(stored) for stored in await self._store.entries(agent)]
+
+    async def version(self, agent: str, version: int | None = None) -> Genome:
+        """A version of the genome, or the current one; raises `GenomeNotFound`."""
+        entries = [entry for entry in await self.history(agent) if entry.version is not None]
+        if version == 0 or (version is None and not entries):
+            return CONFIGURED
+        chosen = entries[-1:] if version is None else [e for e in entries if e.version == version]
+        if not chosen:
+            raise GenomeNotFound(agent, f"version {version}")
+        return genome_of(chosen[0])
+
+    async def change(
+        self,
+        agent: str,
+        patch: Mapping[str, JSON],
+        *,
+        by: str,
+        reason: str = "",
+        runs: Sequence[str] = (),
+        expected: int | None = None,
+    ) -> Genome:
+        """Make a new version by a patch; a patch without effect makes none.
+
+        Raises `ToolFailure` for a patch that is not allowed, and `GenomeNotFound` if `expected`
+        is not the current version: another change came first.
+        """
+
+        def make(head: LineageHead) -> StoredEntry | None:
+            now = _current_of(head)
+            if expected is not None and expected != now.version:
+                raise genome_refused(
+                    f"The current version is {now.version}, not {expected}: read the genome, and "
+                    "send the change again. Nothing was changed."
+                )
+            new = replace(merged(now, patch, CONFIGURED, AGENT_TUNABLES), restored=None)
+            self._check(agent, new)
+            if new.digest == now.digest:
+                return None
+            return self._entry(agent, head, new, "change", by, reason, runs)
+
+        return await self._append(agent, make)
+
+    async def roll_back(
+        self, agent: str, to: int | None = None, *, by: str, reason: str = ""
+    ) -> Genome:
+        """Restore a version, or the one before the current one, as a new version.
+
+        The configuration decides at use what a restored genome may still do.
+        """
+        if to is None:
+            to = _previous(await self.history(agent))
+        wanted = to
+
+        def make(head: LineageHead) -> StoredEntry | None:
+            if wanted and head.restored is None:
+                raise GenomeNotFound(agent, f"version {wanted}")
+            old = CONFIGURED if head.restored is None else genome_of(read_entry(head.restored))
+            if old.digest == _current_of(head).digest:
+                return None
+            new = replace(old, restored=wanted)
+            return self._entry(agent, head, new, "rollback", by, reason, ())
+
+        return await self._append(agent, make, wanted)
+
+    async def add_evaluation(
+        self, agent: str, genome: Genome, scores: dict[str, JSON], *, by: str
+    ) -> None:
+        """Record the result of an evaluation; the current version stays."""
+
+        def make(head: LineageHead) -> StoredEntry:
+            return self._entry(agent, head, genome, "evaluation", by, "", (), scores)
+
+        await self._store.append(agent, make)
+
+    async def open_sealed(self, agent: str, genome: Genome, release: str, *, by: str) -> None:
+        """Record that the sealed cases are opened for a release, before they are.
+
+        Raises `SealedOpened` if they were opened for that release before.
+        """
+        for entry in await self.history(agent):
+            if entry.kind == "opening" and entry.scores.get("release") == release:
+                raise SealedOpened(agent, release, entry.by)
+
+        def make(head: LineageHead) -> StoredEntry:
+            return self._entry(agent, head, genome, "opening", by, "", (), {"release": release})
+
+        await self._store.append(agent, make)
+
+    async def export(self, agent: str) -> Sequence[dict[str, JSON]]:
+        """The lineage as lines for `evoclaw/verify.py`."""
+        return [
+            {"type": "genome", "body": stored.body.decode(), "signature": stored.signature}
+            for stored in await self._store.entries(agent)
+        ]
+
+    async def _append(
+        self,
+        agent: str,
+        make: Callable[[LineageHead], StoredEntry | None],
+        version: int | None = None,
+    ) -> Genome:
+        added = await self._store.append(agent, make, version=version)
+        self._read_at = None
+        return await self.version(agent) if added is None else genome_of(read_entry(added))
+
+    def _entry(
+        self,
+        agent: str,
+        head: LineageHead,
+        genome: Genome,
+        kind: EntryKind,
+        by: str,
+        reason: str,
+        runs: Sequence[str],
+        scores: dict[str, JSON] | None = None,
+    ) -> StoredEntry:
+        is_version = kind in ("change", "rollback")
+        current = _current_of(head)
+        entry = LineageEntry(
+            v=1, agent=agent, number=head.last.number + 1 if head.last else 1,
+            prev=head.last.hash if head.last else "", at=self._clock(), key=self._key, kind=kind,
+            digest=genome.digest, by=by,
+            version=current.version + 1 if is_version else None,
+            parent=current.digest if is_version else None,
+            restored=genome.restored if is_version else None,
+            genome=genome.content(), reason=reason, runs=tuple(runs), scores=scores or {},
+        )  # fmt: skip
+        body = canonical(msgspec.json.decode(msgspec.json.encode(entry)))
+        return StoredEntry(
+            agent, entry.number, entry.version, entry.digest, sha256(body).hexdigest(),
+            self._sign(body), body,
+        )  # fmt: skip
+
+
+def read_entry(stored: StoredEntry) -> LineageEntry:
+    """The content of a stored entry."""
+    return msgspec.json.decode(stored.body, type=LineageEntry)
+
+
+def genome_of(entry: LineageEntry) -> Genome:
+    """The genome of an entry."""
+    found = msgspec.convert(entry.genome, Genome)
+    return replace(found, version=entry.version or 0, restored=entry.restored)
+
+
+def changes_between(old: Genome, new: Genome) -> dict[str, JSON]:
+    """The merge patch that turns one genome into another."""
+    return _patch(old.content(), new.content())
+
+
+def _patch(old: Mapping[str, JSON], new: Mapping[str, JSON]) -> dict[str, JSON]:
+    found: dict[str, JSON] = {key: None for key in old if key not in new}
+    for key, value in new.items():
+        before = old.get(key)
+        if is_object(value) and is_object(before):
+            if inner := _patch(before, value):
+                found[key] = inner
+        elif key not in old or value != before:
+            found[key] = value
+    return found
+
+
+def _current_of(head: LineageHead) -> Genome:
+    return CONFIGURED if head.current is None else genome_of(read_entry(head.current))
+
+
+def _previous(entries: Sequence[LineageEntry]) -> int:
+    """The version before the current one; repeated rollbacks go further back."""
+    versions = [entry for entry in entries if entry.version is not None]
+    if not versions:
+        raise genome_refused("There is no earlier version of the genome to roll back to.")
+    last = versions[-1]
+    here = last.version if last.restored is None else last.restored
+    if not here:
+        raise genome_refused("There is no earlier version of the genome to roll back to.")
+    return here - 1

@@ -1,0 +1,162 @@
+"""Builds the evaluation of an agent on this machine: its model, its tools, its policies."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from evoclaw.core.errors import AgentNotFound
+
+if TYPE_CHECKING:
+    from evoclaw.core.agent import Agent
+    from evoclaw.core.genome import Genome
+    from evoclaw.core.pipeline import Step
+    from evoclaw.core.ports import Provider
+    from evoclaw.evolution.cases import CaseFile, CaseFolder
+    from evoclaw.evolution.evaluation import CaseRun
+    from evoclaw.evolution.lineage import GenomeLineage
+    from evoclaw.skills.tuned import SkillSource
+    from evoclaw.wiring.governance import Governance
+    from evoclaw.wiring.toolbox import Toolbox
+
+
+def case_folder(env: Mapping[str, str]) -> CaseFolder:
+    """The folder of cases that the settings name."""
+    from evoclaw.config.paths import default_data_folder
+    from evoclaw.evolution.cases import CaseFolder
+    from evoclaw.wiring.settings import orchestrator_settings
+
+    chosen = orchestrator_settings(env).evolution.cases
+    return CaseFolder(chosen or default_data_folder(env) / "cases")
+
+
+@asynccontextmanager
+async def open_lineage(env: Mapping[str, str]) -> AsyncGenerator[GenomeLineage]:
+    """The lineages in the store, beside a service that may use them."""
+    from evoclaw.config.paths import default_data_folder
+    from evoclaw.evolution.lineage import GenomeLineage
+    from evoclaw.store.genomes import SCHEMA, GenomeStore
+    from evoclaw.trust.receipts import DeviceKey
+    from evoclaw.wiring.receipts import DEVICE_KEY_FILE
+    from evoclaw.wiring.store import connect_database
+
+    key = DeviceKey.load_or_create(default_data_folder(env) / DEVICE_KEY_FILE)
+    async with connect_database(env, SCHEMA) as database:
+        yield GenomeLineage(GenomeStore(database), key.public_key, key.sign_genome)
+
+
+@asynccontextmanager
+async def open_case_runner(
+    name: str, genome: Genome, env: Mapping[str, str]
+) -> AsyncGenerator[CaseRunner]:
+    """What runs cases of an agent with a genome; `AgentNotFound` if there is no such agent."""
+    from evoclaw.orchestrator.agents.offer_steps import fit_to_model
+    from evoclaw.orchestrator.agents.tuning import tune
+    from evoclaw.providers.registry import open_provider
+    from evoclaw.wiring.agents import defined_agents
+    from evoclaw.wiring.governance import open_governance
+    from evoclaw.wiring.settings import model_for_run, provider_options
+
+    agents = defined_agents(env)
+    if name not in agents:
+        raise AgentNotFound(name, tuple(agents))
+    async with AsyncExitStack() as stack:
+        governance = await stack.enter_async_context(open_governance(env, name))
+        agent = tune(agents[name], genome)
+        model = await model_for_run(agent.model or None, env)
+        provider = await stack.enter_async_context(
+            open_provider(model, env, provider_options(governance.settings))
+        )
+        agent = fit_to_model(agent, model)
+        yield CaseRunner(agent, agents, model, provider, governance, env)
+
+
+@dataclass(frozen=True, slots=True)
+class CaseRunner:
+    """Prepares the runs of cases: the agent as it is configured, in a workspace of each run."""
+
+    agent: Agent
+    agents: Mapping[str, Agent]
+    model: str
+    provider: Provider
+    governance: Governance
+    env: Mapping[str, str]
+
+    @asynccontextmanager
+    async def open_run(self, case: CaseFile, workspace: Path) -> AsyncGenerator[CaseRun]:
+        """A run of a case: sandboxed, without a person; it ends with the block."""
+        from evoclaw.core.hidden_text import mark_hidden_text
+        from evoclaw.core.messages import SystemMessage, user
+        from evoclaw.core.ops import ExecOps
+        from evoclaw.core.ports import NoApprover
+        from evoclaw.core.state import PreparedRun, new_run
+        from evoclaw.evolution.evaluation import CaseRun
+        from evoclaw.evolution.recorded_results import RecordedResults
+        from evoclaw.orchestrator.agents.definitions import level_of
+        from evoclaw.orchestrator.agents.prompt import agent_prompt
+        from evoclaw.skills.disclosure import RegistrySkillReader
+        from evoclaw.skills.tuned import TunedSkills
+        from evoclaw.tools.skill import SkillReader
+        from evoclaw.wiring.governance import governed_ports
+        from evoclaw.wiring.toolbox import open_toolbox, toolbox_routes, with_dependencies
+
+        agent, case_file = self.agent, case.case
+        async with AsyncExitStack() as stack:
+            toolbox = await stack.enter_async_context(
+                open_toolbox(workspace, self.env, key=workspace.parent.name)
+            )
+            skills = TunedSkills(toolbox.skill_registry, agent.genome)
+            prompt = agent_prompt(
+                agent, skills=skills.skills(), workspace=workspace, peers=self.agents
+            )
+            messages = (SystemMessage(prompt), mark_hidden_text(user(case_file.message)))
+            recorded = (
+                RecordedResults(case, [bound.tool for bound in toolbox.tools])
+                if case_file.is_recorded
+                else None
+            )
+            toolbox = with_dependencies(toolbox, {SkillReader: RegistrySkillReader(skills)})
+            state = new_run(messages)
+            ports = await stack.enter_async_context(
+                governed_ports(
+                    self.governance,
+                    provider=self.provider,
+                    model=self.model,
+                    routes=[recorded] if recorded else toolbox_routes(toolbox, None),
+                    steps=self._steps(toolbox, skills),
+                    approver=NoApprover("no person approves calls during an evaluation"),
+                    level=level_of(agent),
+                    capabilities=agent.capabilities,
+                    workspace=workspace,
+                    run=PreparedRun(state),
+                    env=self.env,
+                )
+            )
+            processes = cast("ExecOps", toolbox.dependencies[ExecOps])
+            yield CaseRun(state, ports, agent.settings, processes, recorded)
+
+    def _steps(self, toolbox: Toolbox, skills: SkillSource) -> list[Step]:
+        from evoclaw.orchestrator.agents.offer_steps import AgentSkills, AgentTools
+        from evoclaw.orchestrator.agents.prompt import active_skills
+        from evoclaw.orchestrator.agents.tuning import GenomeTools
+        from evoclaw.skills.disclosure import ActiveSkillTools
+        from evoclaw.skills.tuned import GenomeSkills
+
+        agent, genome = self.agent, self.agent.genome
+        steps: list[Step] = [ActiveSkillTools(skills)]
+        if agent.tools is not None:
+            steps.append(AgentTools(agent.tools))
+        if active := active_skills(agent, skills.skills()):
+            steps.append(AgentSkills(active))
+        if genome.tools:
+            steps.append(GenomeTools(genome.tools))
+        if genome.skills is not None:
+            tools = {
+                skill.name: frozenset(program.tool.name for program in skill.programs)
+                for skill in toolbox.skill_registry.skills()
+            }
+            steps.append(GenomeSkills(lambda: genome, lambda: tools))
+        return steps

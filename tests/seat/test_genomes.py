@@ -1,0 +1,142 @@
+"""Genomes from the user's chair: changed, used, kept by sessions, rolled back, verified."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from evoclaw.cli import exits
+from tests.support.seat import Seat, seat
+from tests.support.skills import guide, write_skill
+from tests.support.up_process import SETTINGS, ok, start_run, wait_for_state
+
+
+async def parsed(place: Seat, *arguments: str) -> Any:
+    ran = await place.type(*arguments, "--json")
+    assert ran.code == exits.OK, ran.err
+    return json.loads(ran.out)
+
+
+async def ask(place: Seat, message: str, **more: Any) -> tuple[dict[str, Any], Any]:
+    """A run, and the request that the model got for it."""
+    client = await place.up.wait_ready()
+    run = await wait_for_state(client, await start_run(client, message, **more))
+    asked = next(one for one in reversed(place.up.models.asked) if one.said == message)
+    return run, asked.body
+
+
+def system(body: Any) -> str:
+    return str(body["messages"][0]["content"])
+
+
+async def started(place: Seat, run: dict[str, Any]) -> Any:
+    client = await place.up.wait_ready()
+    answer = await client.get(f"/v1/runs/{run['run_id']}/records")
+    return json.loads(answer.body.splitlines()[0])["event"]
+
+
+async def test_a_genome_is_used_by_new_sessions_kept_by_old_ones_and_rolled_back(
+    tmp_path: Path,
+) -> None:
+    async with seat(tmp_path, SETTINGS, edge=True) as place:
+        client = await place.up.wait_ready()
+        await place.up.wait_online(client)
+        old, body = await ask(place, "say one")
+        assert "genome" not in (await started(place, old))["settings"], "as configured"
+        patch = {
+            "prompt": "Answer like a pirate.",
+            "notes": ["Rum is not an answer."],
+            "max_turns": 4,
+            "temperature": 0.25,
+            "tools": {"read": {"description": "Opens a scroll.", "examples": ["read a.txt"]}},
+        }
+        file = tmp_path / "patch.json"
+        file.write_text(json.dumps(patch))
+        changed = await parsed(
+            place, "genome", "set", "evoclaw", "--file", str(file), "--reason", "dull",
+            "--run", old["run_id"],
+        )  # fmt: skip
+        assert (changed["version"], changed["genome"]) == (1, patch)
+
+        kept, body = await ask(place, "say two", session_id=old["session_id"])
+        assert "pirate" not in system(body), "a session keeps its genome"
+        assert "genome" not in (await started(place, kept))["settings"]
+        new, body = await ask(place, "say three")
+        assert "Answer like a pirate.\nNotes from earlier runs:\n- Rum is not" in system(body)
+        assert body["temperature"] == 0.25
+        shown = {tool["function"]["name"]: tool["function"] for tool in body["tools"]}
+        assert shown["read"]["description"] == "Opens a scroll.\nExample: read a.txt"
+        settings = (await started(place, new))["settings"]
+        assert (settings["genome"], settings["max_turns"]) == (changed["digest"], 4)
+
+        (entry,) = await parsed(place, "genome", "history", "evoclaw")
+        assert (entry["reason"], entry["runs"]) == ("dull", [old["run_id"]])
+        assert await parsed(place, "genome", "diff", "evoclaw", "0", "1") == patch
+        back = await parsed(place, "genome", "rollback", "evoclaw")
+        assert (back["version"], back["restored"], back["genome"]) == (2, 0, {})
+        _, body = await ask(place, "say four")
+        assert "pirate" not in system(body)
+        _, body = await ask(place, "say five", session_id=new["session_id"])
+        assert "pirate" in system(body), "its session has the genome until it ends"
+
+        export = tmp_path / "lineage.jsonl"
+        assert (await place.type("genome", "export", "evoclaw", str(export))).code == exits.OK
+        for target in ("evoclaw", str(export)):
+            assert (await place.type("genome", "verify", target)).code == exits.OK
+        text = export.read_text().replace("Rum is", "Rum was")
+        export.write_text(text)
+        assert (await place.type("genome", "verify", str(export))).code == exits.FAILED
+        audited = ok(await client.get("/v1/audit?kind=genome"))["items"]
+        assert [(row["version"], row["reason"]) for row in audited] == [(1, "dull"), (2, "")]
+
+
+async def test_skills_of_a_genome_take_effect(tmp_path: Path) -> None:
+    async with seat(tmp_path, SETTINGS, edge=True) as place:
+        folder = place.up.home / "skills"
+        for name in ("hello", "other"):
+            write_skill(folder, name, SKILL_md=guide(name))
+        file = tmp_path / "patch.json"
+        file.write_text('{"skills": ["hello"], "skill_texts": {"hello": "Bow first."}}')
+        ran = await place.type("genome", "set", "evoclaw", "--file", str(file))
+        assert ran.code == exits.OK, ran.err
+        message = 'call skill {"name": "hello"} && call skill {"name": "other"}\nsay done'
+        _, body = await ask(place, message)
+        assert "- hello:" in system(body) and "- other:" not in system(body)
+        results = [m["content"] for m in body["messages"] if m["role"] == "tool"]
+        assert "Bow first." in results[0]
+        assert results[1] == "Unknown skill 'other'; known: hello."
+
+
+async def test_a_change_that_is_not_allowed_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    async with seat(tmp_path) as place:
+        file = tmp_path / "patch.json"
+        for patch, said in (
+            ('{"budget": {"dollars": 100}}', "'budget' is not part of the genome; its keys are"),
+            ('{"max_turns": 99}', "above the configured limit of 10: a genome can only lower it"),
+            ('{"models": ["openai/x"]}', "This agent is not configured with the model 'openai/x'"),
+            ('{"skills": ["none"]}', "This agent has no skill 'none'"),
+            ("[]", "must contain a JSON object"),
+            ("{", "is not JSON"),
+        ):
+            file.write_text(patch)
+            ran = await place.type("genome", "set", "evoclaw", "--file", str(file))
+            assert ran.code != exits.OK and said in ran.err, (patch, ran.err)
+        assert (await place.type("genome", "show", "nobody")).code != exits.OK
+        shown = await place.type("genome", "show", "evoclaw")
+        assert shown.out == "evoclaw: version 0 (as configured)\nas configured\n"
+
+
+async def test_the_genome_of_an_edge_is_shown_changed_and_rolled_back(tmp_path: Path) -> None:
+    async with seat(tmp_path) as place:
+        await place.add_edge("garage")
+        file = tmp_path / "patch.json"
+        file.write_text('{"max_turns": 3, "notes": ["Mind the cat."]}')
+        changed = await parsed(place, "genome", "set", "garage", "--file", str(file))
+        assert (changed["version"], changed["genome"]["notes"]) == (1, ["Mind the cat."])
+        assert (await parsed(place, "genome", "show", "garage"))["genome"]["max_turns"] == 3
+        back = await parsed(place, "genome", "rollback", "garage", "0")
+        assert (back["version"], back["restored"], back["genome"]["max_turns"]) == (2, 0, 10)
+        file.write_text('{"models": ["x"]}')
+        ran = await place.type("genome", "set", "garage", "--file", str(file))
+        assert "'models' is not part of the genome" in ran.err
