@@ -38,8 +38,8 @@ from evoclaw.providers.request_encoding import (
     function_tool,
     images_in,
     request_body,
-    safe_name,
     text_of,
+    vendor_tool_name,
 )
 from evoclaw.providers.sse import EventSplitter
 
@@ -83,7 +83,11 @@ class OpenAIProvider:
         """Yield deltas and retries, then exactly one `Replied`."""
         model = self._server.model
         return stream_reply(
-            self._server, self._body(request), EventSplitter, lambda: _ChunkParser(model)
+            self._server,
+            self._body(request),
+            EventSplitter,
+            lambda: _ChunkParser(model),
+            request.tools,
         )
 
     def _body(self, request: Request) -> bytes:
@@ -145,7 +149,6 @@ def _encode(message: Message, *, images: bool) -> bytes:
                 {
                     "role": "tool",
                     "tool_call_id": message.call_id,
-                    "name": safe_name(message.name),
                     "content": text_of(message.blocks, images=images),
                 }
             )
@@ -172,7 +175,7 @@ def _assistant(reply: Reply) -> JSON:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": safe_name(call.name), "arguments": arguments_of(call)},
+                "function": {"name": vendor_tool_name(call.name), "arguments": arguments_of(call)},
             }
             for call in reply.calls
         ]
