@@ -79,6 +79,26 @@ async def test_names_are_sent_as_vendors_accept_them_and_calls_get_the_tools_own
     assert "read@pi" not in conversation
 
 
+@pytest.mark.parametrize(
+    ("dialect", "choice", "stop"),
+    [
+        ("openai", "required", {"stop": ["END"]}),
+        ("anthropic", {"type": "any"}, {"stop_sequences": ["END"]}),
+        ("ollama", None, {}),
+    ],
+)
+async def test_a_forced_call_and_stop_texts_are_sent(
+    dialect: str, choice: Any, stop: dict[str, Any], http: Http
+) -> None:
+    request = Request(history(user("x")), TOOLS, must_call=True, stop=("END",))
+    async with serving(streamed(replies(dialect))) as server:
+        await reply_of(provider_for(dialect, server.url, http), request)
+    body = server.requests[0].json
+    assert body.get("tool_choice") == choice
+    assert {key: body[key] for key in stop} == stop
+    assert dialect != "ollama" or body["options"]["stop"] == ["END"]
+
+
 async def test_a_call_by_the_tools_own_name_is_kept(http: Http) -> None:
     call = {"index": 0, "id": "c", "function": {"name": "read@pi", "arguments": "{}"}}
     pieces = [chunk({"tool_calls": [call]}), chunk({}, "tool_calls"), DONE]

@@ -113,6 +113,10 @@ class AnthropicProvider:
             options["tools"] = Raw(tools[:-2] + _CACHED + b"]")
             if not request.offer_tools:
                 options["tool_choice"] = {"type": "none"}
+            elif request.must_call:
+                options["tool_choice"] = {"type": "any"}
+        if stop := [text for text in request.stop if text.strip()]:  # blank ones are rejected
+            options["stop_sequences"] = stop
         return request_body(_cached(messages.text, b"}]}"), options)
 
 

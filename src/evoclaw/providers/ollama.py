@@ -98,6 +98,8 @@ class OllamaProvider:
         }
         if request.temperature is not None:
             settings["temperature"] = request.temperature
+        if request.stop:
+            settings["stop"] = list(request.stop)
         options: dict[str, JSON] = {
             "model": self._server.model,
             "stream": True,

@@ -102,6 +102,10 @@ class OpenAIProvider:
             options[self._limit] = request.max_tokens
         if request.tools and request.offer_tools:
             options["tools"] = Raw(self._tools.encoded(request.tools))
+            if request.must_call:
+                options["tool_choice"] = "required"
+        if request.stop:
+            options["stop"] = list(request.stop)
         return request_body((self._messages(request.history),), options)
 
     def _messages(self, history: History) -> bytes | bytearray:

@@ -41,6 +41,7 @@ from evoclaw.orchestrator.agents.definitions import budget_of
 from evoclaw.orchestrator.fleet.edge_call import allow_nested_calls, narrow_edge_calls
 from evoclaw.orchestrator.fleet.members import Member
 from evoclaw.orchestrator.people.questions import PendingQuestions, Questions
+from evoclaw.orchestrator.runs.reply_options import with_reply_options
 from evoclaw.orchestrator.runs.requests import (
     MAX_TITLE_CHARS,
     EdgeNotUsable,
@@ -449,7 +450,8 @@ class Conversations:
         made = Ports(provider, pipeline, pipeline.policy, parking, principal, steering=steering)
         allow_nested_calls(made, run.budget)
         callers = CallerCallStore(self.store.questions)
-        return with_caller_tools(made, request.tools, callers, session.id, run.budget)
+        made = with_caller_tools(made, request.tools, callers, session.id, run.budget)
+        return with_reply_options(made, request.reply_options)
 
     def _pipeline(
         self,
