@@ -110,6 +110,7 @@ class Conversations:
         sinks_for: Callable[[Session, Sequence[Record]], Sequence[Sink]] = lambda _, __: (),
         edges: Callable[[], Sequence[Member]] = lambda: (),
         prompt: Callable[[Agent], str] = lambda agent: agent.prompt,
+        workspace_text: Callable[[], Sequence[Message]] = lambda: (),
         recall: Recall = no_recall,
         approvals: ApprovalStore | None = None,
         defer_commits: bool = False,
@@ -129,6 +130,7 @@ class Conversations:
             sinks_for: The sinks of a run, given its session and its records so far.
             edges: The members of the fleet.
             prompt: The system prompt of a new session of an agent.
+            workspace_text: The messages about the workspace that follow the prompt.
             recall: Finds notes in the memory for a run.
             approvals: Where calls wait for approval; closed when the run ends.
             defer_commits: Wait for the store only before a paid request, before the effect of a
@@ -140,6 +142,7 @@ class Conversations:
         self.price, self.attended = price, attended
         self.questions = questions or Questions(store.questions)
         self._make_ports, self._prompt, self._sinks_for = make_ports, prompt, sinks_for
+        self._workspace_text = workspace_text
         self._recall, self.approvals, self._defer_commits = recall, approvals, defer_commits
         self.cheaper = tuple(cheaper)
         self.subruns: dict[TenantKey, ActiveSubrun] = {}
@@ -399,7 +402,7 @@ class Conversations:
         request: RunRequest,
     ) -> list[Message]:
         if not earlier and (text := self._prompt(agent)):
-            earlier = [SystemMessage(text)]
+            earlier = [SystemMessage(text), *self._workspace_text()]
         asked = UserMessage((TextBlock(stored.message, stored.label), *request.images))
         messages = [mark_hidden_text(asked)]
         if request.messages:
