@@ -38,7 +38,7 @@ WEATHER: Any = {
 
 
 @asynccontextmanager
-async def client(house: ChatService, user: str = "ada") -> AsyncGenerator[openai.AsyncOpenAI]:
+async def client(house: ChatService, user: str = "ada") -> AsyncGenerator[Any]:
     bearer = await house.token(user=user)
     made = openai.AsyncOpenAI(api_key=bearer, base_url=f"{house.url}/v1", max_retries=0, timeout=20)
     async with made:

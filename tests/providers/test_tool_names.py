@@ -41,7 +41,7 @@ def replies(dialect: str) -> list[str]:
         call = {"index": 0, "id": "c", "function": {"name": SENT, "arguments": "{}"}}
         return [chunk({"tool_calls": [call]}), chunk({}, "tool_calls"), DONE]
     if dialect == "anthropic":
-        block = {"type": "tool_use", "id": "c", "name": SENT, "input": {}}
+        block: Any = {"type": "tool_use", "id": "c", "name": SENT, "input": {}}
         start, *_, stop, end = anthropic_says()
         return [
             start,
@@ -49,8 +49,8 @@ def replies(dialect: str) -> list[str]:
             stop,
             end,
         ]
-    call = {"id": "c", "function": {"name": SENT, "arguments": {}}}
-    first = {"model": "q", "message": {"role": "assistant", "tool_calls": [call]}, "done": False}
+    call: Any = {"id": "c", "function": {"name": SENT, "arguments": {}}}
+    first: Any = {"model": "q", "message": {"role": "assistant", "tool_calls": [call]}, "done": False}
     return [json.dumps(first) + "\n", *ollama_says()]
 
 

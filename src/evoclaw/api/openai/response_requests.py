@@ -23,7 +23,7 @@ from evoclaw.api.openai.schemas import (
     ToolCallParam,
     ToolParam,
 )
-from evoclaw.core.messages import JSON, is_object
+from evoclaw.core.messages import JSON, is_array, is_object
 
 CUSTOM_PARAMETERS: dict[str, JSON] = {
     "type": "object",
@@ -283,8 +283,7 @@ class _Items:
             case "mcp_call":
                 call_id = _text(index, item, "id")
                 self._add_call(index, item, call_id)
-                error = (item.get("error") or {}).get("content")
-                self._add_output(index, call_id, item.get("output") or error or "")
+                self._add_output(index, call_id, item.get("output") or _error_of(item))
             case "reasoning":
                 pass  # for the caller; a model does not get it back
             case _:
@@ -310,9 +309,15 @@ class _Items:
         content: JSON = output
         if is_object(output) or not isinstance(output, str | list):
             content = msgspec.json.encode(output).decode()
-        elif not isinstance(output, str):
+        elif is_array(output):
             content = _parts(index, output)
         self._append(index, ChatMessage("tool", content, tool_call_id=call_id))
+
+
+def _error_of(item: dict[str, JSON]) -> JSON:
+    """The error of a call that the agent made itself; empty if it has none."""
+    error: JSON = item.get("error")
+    return error.get("content", "") if is_object(error) else ""
 
 
 def _text(index: int, item: dict[str, JSON], name: str) -> str:
@@ -323,8 +328,8 @@ def _text(index: int, item: dict[str, JSON], name: str) -> str:
 
 
 def _message(index: int, item: dict[str, JSON]) -> ChatMessage:
-    content = item.get("content")
-    if isinstance(content, list):
+    content: JSON = item.get("content")
+    if is_array(content):
         content = _parts(index, content)
     elif not isinstance(content, str):
         raise BadRequest("A message needs a `content`.", f"input[{index}].content")
