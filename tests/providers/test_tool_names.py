@@ -50,7 +50,11 @@ def replies(dialect: str) -> list[str]:
             end,
         ]
     call: Any = {"id": "c", "function": {"name": SENT, "arguments": {}}}
-    first: Any = {"model": "q", "message": {"role": "assistant", "tool_calls": [call]}, "done": False}
+    first: Any = {
+        "model": "q",
+        "message": {"role": "assistant", "tool_calls": [call]},
+        "done": False,
+    }
     return [json.dumps(first) + "\n", *ollama_says()]
 
 

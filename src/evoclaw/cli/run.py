@@ -368,7 +368,7 @@ def _opening(options: RunOptions, workspace: Path) -> tuple[Message, ...]:
     task = mark_hidden_text(user(_task(options)))
     if options.on is not None:
         return SystemMessage(system_prompt(None)), task
-    prompt = system_prompt(workspace, skill_catalogue(os.environ))
+    prompt = system_prompt(workspace, skill_catalogue(os.environ, workspace))
     return SystemMessage(prompt), *workspace_messages(workspace, os.environ), task
 
 
