@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -23,8 +21,6 @@ from evoclaw.core.messages import JSON, Message, Reply, SystemMessage, ToolResul
 from evoclaw.core.state import fold
 from evoclaw.orchestrator.runs.requests import RunRequest, RunStatus, RunView, decode_run_request
 from evoclaw.orchestrator.sessions.caller_tools import CallPosition
-from evoclaw.orchestrator.sessions.run_records import drop_incomplete_turn
-from evoclaw.store.sessions import changes as session_changes
 
 ECHO_KEY = "response"
 """The key of a run request's `api_data` with the parameters that a response repeats."""
@@ -140,15 +136,10 @@ def _joined(messages: list[ChatMessage]) -> ChatMessage:
 
 async def _session_after(context: ChatContext, found: StoredResponse) -> str:
     """The session of a response; a branch of it if the session has continued since, or waits."""
-    view, store = found.view, context.conversations.store
+    view = found.view
     latest = await context.runs.list(context.tenant, session_id=view.session_id, limit=1)
     if latest and latest[0].run_id == view.run_id and view.state is RunStatus.ENDED:
         return view.session_id
-    session = await store.session(view.session_id)
-    assert session is not None  # its run was found
-    history = fold(await store.records(view.run_id)).history
     if view.state is RunStatus.WAITING:
         await context.runs.cancel(context.tenant, view.run_id)
-    branch = replace(session, id=secrets.token_hex(8))
-    messages = drop_incomplete_turn(list(history))
-    return (await session_changes.branch(store, branch, messages)).id
+    return (await context.conversations.branch_after(view.run_id)).id

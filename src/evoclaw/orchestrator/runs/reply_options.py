@@ -45,7 +45,7 @@ class ReplyOptionsProvider:
 
     def __init__(self, inner: Provider, options: ReplyOptions) -> None:
         self._inner, self._options = inner, options
-        self._names = _Names(options.names)
+        self._names = _ShownNames(options.names)
         self._tools: tuple[Sequence[Tool], Sequence[Tool]] = ((), ())
         """The tools of the last request, and those that the model was shown."""
 
@@ -150,7 +150,7 @@ def _cut(reply: Reply, stop: Sequence[str]) -> Reply:
     return replace(reply, text=reply.text[:end], calls=(), finish=Finish.STOP)
 
 
-class _Names:
+class _ShownNames:
     """Shows tools to the model under other names, and reads them back."""
 
     def __init__(self, names: Mapping[str, str]) -> None:

@@ -45,6 +45,7 @@ from evoclaw.orchestrator.runs.reply_options import with_reply_options
 from evoclaw.orchestrator.runs.requests import (
     MAX_TITLE_CHARS,
     EdgeNotUsable,
+    RunNotFound,
     RunRequest,
     SessionBusy,
     SessionNotFound,
@@ -223,6 +224,16 @@ class Conversations:
         messages = drop_incomplete_turn([message for _, message in numbered])
         new = replace(session, id=secrets.token_hex(8))
         return await session_changes.branch(self.store, new, messages)
+
+    async def branch_after(self, run_id: str) -> Session:
+        """Create a session with the messages that a run of another session ended with."""
+        stored = await self.store.run(run_id)
+        session = None if stored is None else await self.store.session(stored.session_id)
+        if session is None:
+            raise RunNotFound(run_id)
+        history = fold(await self.store.records(run_id)).history
+        new = replace(session, id=secrets.token_hex(8))
+        return await session_changes.branch(self.store, new, drop_incomplete_turn(list(history)))
 
     async def delete(self, session_id: str) -> Sequence[str]:
         """Delete a session, the sessions started from it, and all their runs and records.
