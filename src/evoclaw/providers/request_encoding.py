@@ -55,12 +55,15 @@ class JoinedMessages:
         self.text += self._encode(message)
 
 
-def request_body(messages: Iterable[Buffer], options: Mapping[str, JSON]) -> bytes:
+def request_body(
+    messages: Iterable[Buffer], options: Mapping[str, JSON], *, key: str = "messages"
+) -> bytes:
     """The body of a request: its messages, as pieces of one JSON array, and its options.
 
     Joined in one step: a long conversation is copied only once.
     """
-    return b"".join((b'{"messages":[', *messages, b"],", encode_json(options)[1:]))
+    start = f'{{"{key}":['.encode()
+    return b"".join((start, *messages, b"],", encode_json(options)[1:]))
 
 
 def encode_json(value: JSON) -> bytes:
