@@ -14,7 +14,7 @@ SQLD := $(VENV)/.sqld
 
 .DEFAULT_GOAL := help
 .PHONY: help setup fmt lint types quick test test-all test-faults test-page test-bypass test-llm check bench fleetbench servicebench startbench \
-	fleetspeed scalebench scalespeed pagebench growth soak tracebench taskbench toolbench policybench sandboxbench cagebench agentdojo mcp-conformance demo newcomer screenshots recording icons reference docs serve-docs constraints vendor clean
+	fleetspeed scalebench scalespeed pagebench growth soak tracebench taskbench toolbench policybench sandboxbench cagebench agentdojo mcp-conformance interop demo newcomer screenshots recording icons reference docs serve-docs constraints vendor clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 17
@@ -171,6 +171,9 @@ agentdojo: $(READY) ## run AgentDojo's prompt injections against the policies; e
 
 mcp-conformance: $(READY) ## run the public MCP conformance suite against the server and the client
 	$(BIN)/python -m tests.api.conformance
+
+interop: $(READY) ## run foreign software against our standards and write docs/standards.md; ends with one JSON object
+	$(BIN)/python -m bench.interop $(ARGS)
 
 demo: $(LOCAL) ## run calls on three edges, then a governed tool loop with a real model
 	$(BIN)/python examples/fleet.py

@@ -133,3 +133,16 @@ async def test_frames_that_come_quickly_are_sent_together(monkeypatch: pytest.Mo
         await line.finish()
     assert client.sent[2:] == [b"last", b""]
     await line.close()
+
+
+async def test_no_keepalive_is_sent_after_the_end() -> None:
+    client = Client()
+    line = EventSender(client.send, 0.001)
+    async with asyncio.timeout(LIMIT):
+        await client.told.wait()  # a first one was
+        await line.finish()
+        sent = list(client.sent)
+        await asyncio.sleep(0.02)
+    assert client.sent == sent
+    assert client.ended
+    await line.close()

@@ -11,7 +11,12 @@ import pytest
 from evoclaw.api.openai.answers import ChatAnswer, ChatAnswerReader, answer_pieces
 from evoclaw.api.openai.errors import BadRequest, to_openai_error
 from evoclaw.api.openai.messages import to_history, trailing_results
-from evoclaw.api.openai.requests import OutputFormat, ignored_parameters, parse_chat_request
+from evoclaw.api.openai.requests import (
+    OutputFormat,
+    ParsedChatRequest,
+    ignored_parameters,
+    parse_chat_request,
+)
 from evoclaw.api.openai.schemas import ChatMessage, ChatRequest
 from evoclaw.api.openai.streaming import CompletionHeader, frames
 from evoclaw.core.agent import Agent, LoopSettings
@@ -45,6 +50,7 @@ from evoclaw.core.messages import (
     label_of,
 )
 from evoclaw.core.profile import Profile
+from evoclaw.orchestrator.runs.reply_options import ReplyOptions
 from evoclaw.orchestrator.sessions.caller_tools import CallPosition
 
 AGENT = Agent("lead", "scripted/model", settings=LoopSettings(max_tokens=500))
@@ -59,6 +65,10 @@ def asking(**body: Any) -> Any:
     return parse_chat_request(
         request, ignored_parameters(msgspec.json.encode(body)), AGENT, taken=("bash",)
     )
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
 
 
 def refused(**body: Any) -> BadRequest:
@@ -189,14 +199,15 @@ def test_limits_of_the_caller_apply_within_those_of_the_agent() -> None:
     ("body", "param"),
     [
         ({"n": 2}, "n"),
-        ({"stop": ["END"]}, "stop"),
-        ({"logprobs": True}, "logprobs"),
+        ({"stop": list("abcde")}, "stop"),
+        ({"stop": {"a": 1}}, "stop"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"modalities": ["audio"]}, "modalities"),
-        ({"tools": [WEATHER], "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": "any"}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": named("bash")}, "tool_choice"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [WEATHER, WEATHER]}, "tools[1].function.name"),
-        ({"tools": [{"type": "function", "function": {"name": "bash"}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
@@ -211,11 +222,48 @@ def test_unsupported_parameters_are_refused_by_name(body: dict[str, Any], param:
 def test_neutral_parameters_pass_and_hints_are_listed_as_ignored() -> None:
     found = asking(n=1, stop=None, logit_bias={}, user="me", store=False, top_p=0.9, seed=1)
     assert found.ignored == ("seed", "top_p")
+    assert asking(logprobs=True, top_logprobs=3).ignored == ("logprobs", "top_logprobs")
+    assert asking(logprobs=False).ignored == ()
 
 
 def test_tools_of_the_caller_are_offered_unless_tool_choice_is_none() -> None:
     assert [tool.name for tool in asking(tools=[WEATHER]).run_request.tools] == ["weather"]
     assert asking(tools=[WEATHER], tool_choice="none").run_request.tools == ()
+
+
+def test_tool_choice_and_stop_are_options_of_every_reply() -> None:
+    assert asking(tools=[WEATHER], tool_choice="auto").run_request.reply_options is None
+    required = asking(tools=[WEATHER], tool_choice="required", stop="END")
+    assert required.run_request.reply_options == ReplyOptions(must_call=True, stop=("END",))
+    assert required.required == ("weather",)
+    other = {"type": "function", "function": {"name": "clock"}}
+    alone = asking(tools=[WEATHER, other], tool_choice=named("clock"))
+    assert alone.run_request.reply_options == ReplyOptions(must_call=True, only=("clock",))
+    assert [tool.name for tool in alone.run_request.tools] == ["clock"]
+    allowed = {"mode": "auto", "tools": [named("clock")]}
+    some = asking(
+        tools=[WEATHER, other],
+        tool_choice={"type": "allowed_tools", "allowed_tools": allowed},
+    )
+    assert some.run_request.reply_options is None
+    assert [tool.name for tool in some.run_request.tools] == ["clock"]
+
+
+def test_a_caller_tool_may_have_the_name_of_one_of_ours() -> None:
+    shell = {"type": "function", "function": {"name": "bash"}}
+    call = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": "{}"}}
+    request = asking(
+        tools=[shell],
+        messages=[
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "ok"},
+        ],
+    ).run_request
+    assert [tool.name for tool in request.tools] == ["caller.bash"]
+    assert request.reply_options.names == {"caller.bash": "bash", "bash": "agent_bash"}
+    assert [message.calls[0].name for message in request.messages[1:2]] == ["caller.bash"]
+    assert request.messages[2].name == "caller.bash"
 
 
 def test_response_format_json_is_requested_and_validated() -> None:
@@ -257,7 +305,7 @@ async def told(
     said: Sequence[Record],
     *,
     after: frozenset[CallPosition] = frozenset(),
-    wanted: OutputFormat | None = None,
+    wanted: ParsedChatRequest | None = None,
 ) -> tuple[list[str], ChatAnswer]:
     """What is streamed, piece by piece, and the answer."""
 
@@ -400,9 +448,9 @@ async def test_a_truncated_reply_has_finish_reason_length() -> None:
 
 async def test_an_answer_that_is_not_json_is_withheld_and_refused() -> None:
     said = records(STARTED, TurnStarted(1), TextDelta("one"), Replied(Reply("one")), done("one"))
-    shown, answer = await told(said, wanted=OutputFormat())
+    shown, answer = await told(said, wanted=asking(response_format={"type": "json_object"}))
     assert shown == []
-    assert (answer.format_problem, isinstance(answer.error, BadRequest)) == (
+    assert (answer.problem, isinstance(answer.error, BadRequest)) == (
         "it is not a JSON object",
         True,
     )

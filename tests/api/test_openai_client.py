@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from evoclaw.api.settings import ServerSettings
 from evoclaw.core.events import StopReason
 from evoclaw.core.ports import Approval, Ask, Decision, Policy, Verdict
 from evoclaw.core.tools import Call
@@ -186,9 +188,6 @@ async def test_errors_map_to_openai_client_exceptions(tmp_path: Path) -> None:
                 await ai.chat.completions.create(model="lead", messages=[BERN], n=2)
             assert (bad.value.param, bad.value.code) == ("n", "unsupported_parameter")
             assert bad.value.type == "invalid_request_error"
-            ours: Any = {"type": "function", "function": {"name": "work"}}
-            with pytest.raises(openai.BadRequestError, match="already has a tool"):
-                await ai.chat.completions.create(model="lead", messages=[BERN], tools=[ours])
             # The script has only: no reply can be had.
             with pytest.raises(openai.InternalServerError) as failed:
                 await ai.chat.completions.create(model="lead", messages=[BERN])
@@ -432,3 +431,148 @@ class Asks(Policy):
 class Later:
     async def approve(self, call: Call, ask: Ask) -> Approval:
         return Approval(Decision.PENDING, "work waits: `evoclaw approvals approve 7`")
+
+
+SHELL: Any = {
+    "type": "function",
+    "function": {
+        "name": "work",
+        "parameters": {"type": "object", "properties": {"what": {"type": "string"}}},
+    },
+}
+
+
+async def test_a_required_call_is_asked_for_again_and_then_an_error(tmp_path: Path) -> None:
+    script = (says("Sunny."), calls(("weather", {"town": "Bern"})), says("No."), says("Never."))
+    async with serve_agents(tmp_path, *script) as house, client(house) as ai:
+        answer = await ai.chat.completions.create(
+            model="lead", messages=[BERN], tools=[WEATHER], tool_choice="required"
+        )
+        assert answer.choices[0].finish_reason == "tool_calls"
+        assert answer.choices[0].message.tool_calls is not None
+        said = [message.text for message in script_of(house).requests[1].messages]
+        assert "Call one of these tools now: weather" in said[-1]
+        with pytest.raises(openai.APIStatusError) as refused:
+            await ai.chat.completions.create(
+                model="lead", messages=[BERN], tools=[WEATHER], tool_choice="required"
+            )
+        assert (refused.value.status_code, refused.value.param) == (502, "tool_choice")
+
+
+async def test_a_named_tool_choice_offers_that_tool_alone(tmp_path: Path) -> None:
+    script = (calls(("weather", {"town": "Bern"})),)
+    async with serve_agents(tmp_path, *script) as house, client(house) as ai:
+        stream = await ai.chat.completions.create(
+            model="lead",
+            messages=[BERN],
+            tools=[WEATHER],
+            tool_choice={"type": "function", "function": {"name": "weather"}},
+            stream=True,
+        )
+        found = [call async for chunk in stream for call in chunk.choices[0].delta.tool_calls or []]
+        assert [call.function.name for call in found if call.function] == ["weather"]
+        assert script_of(house).requests[0].tools == ("weather",)
+
+
+async def test_another_tool_choice_with_the_results_starts_a_new_run(tmp_path: Path) -> None:
+    script = (calls(("weather", {"town": "Bern"})), says("Rain."))
+    async with serve_agents(tmp_path, *script) as house, client(house) as ai:
+        first = (
+            await ai.chat.completions.create(
+                model="lead", messages=[BERN], tools=[WEATHER], tool_choice="required"
+            )
+        ).choices[0]
+        assert first.message.tool_calls is not None
+        result: Any = {"role": "tool", "tool_call_id": first.message.tool_calls[0].id}
+        talk: Any = [BERN, first.message, {**result, "content": "rain"}]
+        last = await ai.chat.completions.create(model="lead", messages=talk, tools=[WEATHER])
+        assert last.choices[0].message.content == "Rain."
+        stops = {run.stop for run in await house.runs.list("local")}
+        assert stops == {StopReason.CANCELLED, StopReason.COMPLETED}
+
+
+async def test_a_caller_tool_with_the_name_of_ours_wins_and_ours_is_renamed(
+    tmp_path: Path,
+) -> None:
+    script = (
+        calls(("agent_work", {"what": "ours"})),
+        calls(("work", {"what": "theirs"})),
+        says("Both done."),
+    )
+    async with serve_agents(tmp_path, *script) as house, client(house) as ai:
+        talk: list[Any] = [BERN]
+        first = (
+            await ai.chat.completions.create(model="lead", messages=talk, tools=[SHELL])
+        ).choices[0]
+        assert house.house.ran == ["ours"]
+        assert first.message.tool_calls is not None
+        (call,) = first.message.tool_calls
+        assert call.type == "function"
+        assert (call.function.name, call.function.arguments) == ("work", '{"what":"theirs"}')
+        talk += [first.message, {"role": "tool", "tool_call_id": call.id, "content": "ok"}]
+        last = await ai.chat.completions.create(model="lead", messages=talk, tools=[SHELL])
+        assert last.choices[0].message.content == "Both done."
+        assert house.house.ran == ["ours"], "theirs was run by the caller"
+        assert [request.tools for request in script_of(house).requests] == [
+            ("agent_work", "work")
+        ] * 3
+
+
+async def test_an_answer_ends_at_a_stop_text_also_in_a_stream(tmp_path: Path) -> None:
+    script = (says("one\nEND\ntwo"),) * 2
+    async with serve_agents(tmp_path, *script) as house, client(house) as ai:
+        answer = await ai.chat.completions.create(model="lead", messages=[BERN], stop=["END"])
+        assert answer.choices[0].message.content == "one\n"
+        stream = await ai.chat.completions.create(
+            model="lead", messages=[BERN], stop="END", stream=True
+        )
+        text = [chunk.choices[0].delta.content or "" async for chunk in stream]
+        assert "".join(text) == "one\n"
+
+
+async def test_a_photo_of_megabytes_is_accepted_up_to_the_limit(tmp_path: Path) -> None:
+    header = b"\x89PNG\r\n\x1a\n"
+
+    def photo(size: int) -> Any:
+        data = base64.b64encode(header + bytes(size)).decode()
+        part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+        return {"role": "user", "content": [{"type": "text", "text": "What is it?"}, part]}
+
+    async with serve_agents(tmp_path, says("A photo.")) as house, client(house) as ai:
+        answer = await ai.chat.completions.create(model="lead", messages=[photo(2_000_000)])
+        assert answer.choices[0].message.content == "A photo."
+    small = ServerSettings(port=0, max_chat_body_bytes=2 << 20)
+    (tmp_path / "small").mkdir()
+    async with serve_agents(tmp_path / "small", settings=small) as house, client(house) as ai:
+        with pytest.raises(openai.APIStatusError) as refused:
+            await ai.chat.completions.create(model="lead", messages=[photo(2_000_000)])
+        assert refused.value.status_code == 413
+
+
+async def test_a_tool_whose_schema_refers_to_itself_is_accepted(tmp_path: Path) -> None:
+    node = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string"},
+            "children": {"type": "array", "items": {"$ref": "#/$defs/node"}},
+        },
+        "required": ["name"],
+    }
+    schema = {"type": "object", "properties": {"root": {"$ref": "#/$defs/node"}}}
+    draw: Any = {
+        "type": "function",
+        "function": {"name": "draw", "parameters": {**schema, "$defs": {"node": node}}},
+    }
+    bad: Any = {"root": {"name": "a", "children": [{"children": []}]}}
+    good = {"root": {"name": "a", "children": [{"name": "b"}]}}
+    script = (calls(("draw", bad)), calls(("draw", good)))
+    async with serve_agents(tmp_path, *script) as house, client(house) as ai:
+        answer = await ai.chat.completions.create(model="lead", messages=[BERN], tools=[draw])
+        assert answer.choices[0].message.tool_calls is not None
+        assert len(script_of(house).requests) == 2, "the first call did not fit the schema"
+
+
+async def test_embeddings_are_answered_with_what_there_is_instead(tmp_path: Path) -> None:
+    async with serve_agents(tmp_path) as house, client(house) as ai:
+        with pytest.raises(openai.NotFoundError, match="no embedding model"):
+            await ai.embeddings.create(model="lead", input="x")

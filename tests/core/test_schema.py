@@ -8,7 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from evoclaw.core.errors import DuplicateTool, SchemaError
-from evoclaw.core.schema import MAX_SCHEMA_BYTES, compile_schema, describe_problems
+from evoclaw.core.schema import (
+    MAX_RECURSION_DEPTH,
+    MAX_SCHEMA_BYTES,
+    RecursiveValidator,
+    compile_schema,
+    describe_problems,
+)
 from evoclaw.core.tools import Tool
 from evoclaw.core.toolset import Toolset
 from tests.support.loop import tool
@@ -40,7 +46,9 @@ BOMBS = {
     "remote reference": with_schema(properties={"x": {"$ref": "https://example.com/s.json"}}),
     "file reference": with_schema(properties={"x": {"$ref": "file:///etc/passwd"}}),
     "relative reference": with_schema(properties={"x": {"$ref": "other.json"}}),
-    "itself": with_schema(properties={"x": {"$ref": "#"}}),
+    "itself": with_schema(allOf=[{"$ref": "#"}]),
+    "itself in disguise": with_schema(anyOf=[{"$dynamicRef": "#"}]),
+    "itself too often": with_schema(allOf=[{"properties": {"x": {"$ref": "#"}}}] * 300),
     "cycle": with_schema(
         **{"$defs": {"a": {"$ref": "#/$defs/a"}}}, properties={"x": {"$ref": "#/$defs/a"}}
     ),
@@ -71,6 +79,43 @@ def test_valid_schemas_with_local_references_are_accepted() -> None:
         properties={"x": {"$ref": "#/$defs/p"}, "y": {"$ref": "#/$defs/p"}},
     )
     assert compile_schema(schema).is_valid({"x": 1, "y": 2})
+
+
+TREE = with_schema(
+    properties={"name": {"type": "string"}, "left": {"$ref": "#"}, "right": {"$ref": "#"}},
+    required=["name"],
+)
+TWICE = with_schema(allOf=[{"properties": {"a": {"$ref": "#"}}}] * 2)
+
+
+def nested_value(key: str, depth: int) -> dict[str, Any]:
+    value: dict[str, Any] = {"name": "x"}
+    for _ in range(depth):
+        value = {"name": "x", key: value}
+    return value
+
+
+def test_a_schema_that_refers_to_itself_is_accepted_up_to_a_depth() -> None:
+    validator = compile_schema(TREE)
+    assert validator.is_valid(nested_value("left", MAX_RECURSION_DEPTH - 1))
+    assert not validator.is_valid({"name": "x", "left": {"right": {}}})
+    deep = nested_value("left", MAX_RECURSION_DEPTH)
+    assert not validator.is_valid(deep)
+    assert describe_problems(validator, deep) == f"nested more than {MAX_RECURSION_DEPTH} deep"
+
+
+def test_the_depth_is_smaller_where_each_level_doubles_the_work() -> None:
+    validator = compile_schema(TWICE)
+    assert isinstance(validator, RecursiveValidator)
+    assert 8 <= validator.max_depth < 20
+    assert not validator.is_valid(nested_value("a", 60))
+
+
+def test_a_schema_may_only_refer_to_its_definition() -> None:
+    node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}
+    validator = compile_schema(Tool("t", "", {"$ref": "#/$defs/node", "$defs": {"node": node}}))
+    assert validator.is_valid({"next": {"next": {}}})
+    assert not validator.is_valid({"next": 1})
 
 
 def test_validation_problems_are_described_in_plain_words() -> None:

@@ -37,11 +37,11 @@ from evoclaw.orchestrator.sessions.caller_tools import (
     DeliveredResults,
     ResultsMissing,
     ResultsUnknown,
-    ToolNameTaken,
     caller_tool,
     check_caller_tools,
     parse_call_id,
     with_caller_tools,
+    with_free_names,
 )
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.sessions.sessions import SessionStore
@@ -277,9 +277,7 @@ async def test_a_server_side_tool_does_not_shadow_a_caller_tool_of_the_same_name
 
 
 def test_caller_tools_are_validated_like_other_tools() -> None:
-    check_caller_tools((WEATHER, CLOCK), agent_tools=("bash",))
-    with pytest.raises(ToolNameTaken, match="'clock'"):
-        check_caller_tools((WEATHER, CLOCK), agent_tools=("clock",))
+    check_caller_tools((WEATHER, CLOCK))
     with pytest.raises(DuplicateTool):
         check_caller_tools((CLOCK, CLOCK))
     for name, schema in (
@@ -289,6 +287,13 @@ def test_caller_tools_are_validated_like_other_tools() -> None:
     ):
         with pytest.raises(SchemaError):
             check_caller_tools((caller_tool(name, "", schema),))
+
+
+def test_a_caller_tool_with_the_name_of_an_agents_tool_gets_another_name_in_records() -> None:
+    free, names = with_free_names((WEATHER, CLOCK), ("clock", "agent_clock", "caller.clock"))
+    assert [tool.name for tool in free] == ["weather", "caller.clock_2"]
+    assert names == {"caller.clock_2": "clock", "clock": "agent_clock_2"}
+    assert with_free_names((WEATHER,), ("clock",)) == ((WEATHER,), {})
 
 
 def test_a_caller_call_id_is_parsed_back_within_its_tenant() -> None:

@@ -19,6 +19,7 @@ COUNTED = [
     ProviderErrorKind.SERVER_ERROR,
     ProviderErrorKind.MODEL_NOT_FOUND,
     ProviderErrorKind.AUTH_ERROR,
+    ProviderErrorKind.TOOLS_UNSUPPORTED,
 ]
 
 

@@ -13,6 +13,7 @@ import pytest
 from evoclaw.core.errors import ProviderErrorKind as Kind
 from evoclaw.core.events import Replied, ReplyRetried, TextDelta
 from evoclaw.core.messages import Usage
+from evoclaw.providers.fallback import Fallback
 from evoclaw.providers.http import Http, RetryPolicy
 from tests.support.llm_servers import (
     Answer,
@@ -407,3 +408,46 @@ async def test_an_api_key_that_is_no_valid_header_is_an_error(http: Http) -> Non
     assert error.kind is Kind.UNKNOWN
     assert "secret-part" not in str(error)
     assert not server.requests
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_a_surrogate_pair_cut_between_two_chunks_is_joined(dialect: str, http: Http) -> None:
+    cut = SAYS[dialect]("Well done \ud83d", "\ude00!", " lone \ud83d here")
+    async with serving(streamed(cut)) as server:
+        reply = await reply_of(provider_for(dialect, server.url, http))
+    assert reply.text == "Well done 😀! lone \ufffd here"
+
+
+async def test_a_surrogate_pair_cut_inside_the_arguments_of_a_call_is_joined(http: Http) -> None:
+    pieces = [
+        chunk({"tool_calls": [{"index": 0, "id": "c", "function": function}]})
+        for function in (
+            {"name": "say", "arguments": '{"text": "\ud83d'},
+            {"arguments": '\ude00"}'},
+        )
+    ]
+    async with serving(streamed([*pieces, chunk({}, "tool_calls")])) as server:
+        reply = await reply_of(provider_for("openai", server.url, http))
+    assert reply.calls[0].arguments == '{"text": "😀"}'
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        '{"error": "registry.ollama.ai/library/gemma:2b does not support tools"}',
+        '{"error": {"message": "No endpoints found that support tool use.", "code": 404}}',
+    ],
+)
+async def test_a_model_without_tools_is_an_error_kind_of_its_own(said: str, http: Http) -> None:
+    async with serving(whole(said, status=400)) as server:
+        error = await error_of(provider_for("ollama", server.url, http))
+    assert error.kind is Kind.TOOLS_UNSUPPORTED
+    assert "can call tools" in str(error)
+
+
+async def test_a_fallback_continues_after_a_model_without_tools(http: Http) -> None:
+    refuses = whole('{"error": "gemma:2b does not support tools"}', status=400)
+    async with serving(refuses) as first, serving(streamed(ollama_says("Hello."))) as second:
+        models = [provider_for("ollama", server.url, http) for server in (first, second)]
+        reply = await reply_of(Fallback(models))
+    assert reply.text == "Hello."

@@ -15,6 +15,7 @@ from evoclaw.providers.embedded import EmbeddedProvider, installed
 from evoclaw.providers.http import Http, RetryPolicy
 from evoclaw.providers.ollama import OllamaProvider
 from evoclaw.providers.openai import OpenAIProvider
+from evoclaw.providers.openai_responses import OpenAIResponsesProvider
 from evoclaw.providers.recovered_calls import RecoveredCallsProvider
 from evoclaw.providers.registry import (
     ENDPOINTS,
@@ -58,6 +59,7 @@ async def test_every_prefix_creates_a_provider(prefix: str, http: Http) -> None:
         Dialect.OPENAI: OpenAIProvider,
         Dialect.ANTHROPIC: AnthropicProvider,
         Dialect.OLLAMA: OllamaProvider,
+        Dialect.RESPONSES: OpenAIResponsesProvider,
     }
     assert type(inner(provider)) is expected[ENDPOINTS[prefix].dialect]
     assert provider.model == f"{prefix}/org/some-model:1"

@@ -98,6 +98,10 @@ async def _big_body(service: HttpService) -> int:
     return await service.status("/v1/runs", data=b" " * 3_000)
 
 
+async def _big_chat(service: HttpService) -> int:
+    return await service.status("/v1/chat/completions", data=b" " * 3_000)
+
+
 async def _three_requests(service: HttpService) -> list[int]:
     return [await service.status() for _ in range(3)]
 
@@ -138,6 +142,9 @@ SERVER_ROWS: Rows = {
     "server.public_url": _row('public_url = "https://evo.test"', _named),
     "server.origins": _row('origins = ["https://evo.test"]', _from_origin),
     "server.max_body_bytes": _row("max_body_bytes = 2048", _big_body),
+    "server.max_chat_body_bytes": _row(
+        "max_body_bytes = 1024\nmax_chat_body_bytes = 2048", _big_chat, "max_body_bytes = 1024"
+    ),
     "server.requests_per_minute": _row(
         "burst = 1\nrequests_per_minute = 1",
         _three_requests,

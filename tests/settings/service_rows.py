@@ -470,6 +470,9 @@ SERVICE_ROWS: Rows = {
     ),
     "orchestrator.provider_packages": Elsewhere(EXTENSIONS),
     "orchestrator.tools.packages": Elsewhere(EXTENSIONS),
+    "orchestrator.tools.workspace_text": Elsewhere(
+        "tests/cli/test_workspace_text.py::test_the_setting_decides_how_a_run_reads_agents_md"
+    ),
     "orchestrator.cheaper_models": Row(
         '[orchestrator]\ncheaper_models = ["ollama/small"]\n',
         runtime(lambda made: [one.model for one in made.conversations.of("t").cheaper]),

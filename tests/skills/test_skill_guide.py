@@ -92,8 +92,28 @@ def test_multi_line_texts_and_lists_are_parsed() -> None:
 
 
 @pytest.mark.parametrize(
+    "lines",
+    [
+        ["description:", "  Fills in forms. Use it when: a PDF", "  has fields."],
+        ["description: Fills in forms.", "    Use it when:", "", "    a PDF has fields."],
+    ],
+)
+def test_an_indented_description_of_several_lines_may_contain_a_colon(lines: list[str]) -> None:
+    head = frontmatter.parse_front_matter(["name: x", *lines, "license: MIT"])
+    assert head == {
+        "name": "x",
+        "description": "Fills in forms. Use it when: a PDF has fields.",
+        "license": "MIT",
+    }
+    with pytest.raises(FrontMatterError) as caught:
+        frontmatter.parse_front_matter([*lines, "license: *a"])
+    assert caught.value.line == len(lines) + 2
+
+
+@pytest.mark.parametrize(
     ("lines", "number", "said"),
     [
+        (["description:", "  - a: b"], 3, "only texts"),
         (["name: &a x"], 2, "start with '&'"),
         (["name: x", "also: *a"], 3, "start with '*'"),
         (["name: !!python/object x"], 2, "start with '!'"),

@@ -75,6 +75,7 @@ class EventSender:
 
     async def finish(self) -> None:
         """Send the buffered frames and end the response."""
+        self._timer.cancel()  # a heartbeat after the end would be an error
         while self._pieces or self._pending_send is not None:
             if self.failed.done():
                 return

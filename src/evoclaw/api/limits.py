@@ -15,7 +15,7 @@ MAX_TRACKED_CALLERS = 10_000
 """Callers whose rate is tracked; the least recently seen is dropped first."""
 REFUSED_BODY_DRAIN_TIMEOUT_S = 1.0
 """How long the rest of a refused body is read, so that the client can read the response."""
-MAX_REFUSED_BODY_DRAIN_BYTES = 8 << 20
+MAX_REFUSED_BODY_DRAIN_BYTES = 32 << 20
 
 
 class RequestRateLimiter:

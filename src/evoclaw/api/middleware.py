@@ -66,7 +66,8 @@ class RequestGate:
             return  # WebSockets are not supported
         settings = self._parts.settings
         scope["auth"], headers = None, dict(scope["headers"])
-        body = BoundedBody(receive, settings.max_body_bytes, settings.body_seconds)
+        max_bytes = settings.max_body_bytes_of(scope["path"])
+        body = BoundedBody(receive, max_bytes, settings.body_seconds)
         sender = _ResponseSender(self, scope, send, self._cors_headers(headers))
         try:
             self._check(scope, headers)
@@ -91,7 +92,7 @@ class RequestGate:
             text = "This web origin is not allowed. Add it to `origins` in [server]."
             raise ApiError(403, "unknown_origin", text)
         length = headers.get(b"content-length", b"0")
-        max_bytes = self._parts.settings.max_body_bytes
+        max_bytes = self._parts.settings.max_body_bytes_of(scope["path"])
         if not length.isdigit() or len(length) > 18 or int(length) > max_bytes:
             raise too_large(max_bytes)
 

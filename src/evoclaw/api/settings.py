@@ -14,6 +14,8 @@ from evoclaw.orchestrator.people.jwt_access import JwtSettings
 
 MIN_TOKEN_CHARS = 32
 """Characters of a configured token."""
+CHAT_PATHS = frozenset({"/v1/chat/completions", "/v1/responses"})
+"""Paths whose bodies contain conversations, perhaps with images."""
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 
@@ -67,6 +69,9 @@ class ServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Allowed web origins (CORS), such as `https://example.org`."""
     max_body_bytes: Annotated[int, Meta(ge=1_024, le=1 << 30)] = 1 << 20
     """The size limit of a request body."""
+    max_chat_body_bytes: Annotated[int, Meta(ge=1_024, le=1 << 30)] = 20 << 20
+    """The size limit of the body of `/v1/chat/completions` and `/v1/responses`: conversations with
+    images."""
     body_seconds: Annotated[float, Meta(gt=0, le=3_600)] = 30.0
     """The time limit for receiving a request body."""
     requests_per_minute: Count = 600
@@ -89,6 +94,12 @@ class ServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Tokens in files, beside those of `evoclaw token`."""
     jwt: JwtSettings | None = None
     """Accept JWTs of an external identity provider."""
+
+    def max_body_bytes_of(self, path: str) -> int:
+        """The size limit of the body of a request to a path."""
+        if path.rstrip("/") in CHAT_PATHS:
+            return max(self.max_body_bytes, self.max_chat_body_bytes)
+        return self.max_body_bytes
 
     @property
     def public_host(self) -> str:

@@ -421,12 +421,13 @@ def _reopen(options: RunOptions) -> tuple[list[Record], Recording | None]:
 
 def _opening(options: RunOptions, workspace: Path) -> tuple[Message, ...]:
     from evoclaw.wiring.skills import skill_catalogue
+    from evoclaw.wiring.workspace import workspace_messages
 
-    if options.on is None:
-        prompt = system_prompt(workspace, skill_catalogue(os.environ))
-    else:
-        prompt = system_prompt(None)
-    return SystemMessage(prompt), mark_hidden_text(user(_task(options)))
+    task = mark_hidden_text(user(_task(options)))
+    if options.on is not None:
+        return SystemMessage(system_prompt(None)), task
+    prompt = system_prompt(workspace, skill_catalogue(os.environ, workspace))
+    return SystemMessage(prompt), *workspace_messages(workspace, os.environ), task
 
 
 def _task(options: RunOptions) -> str:

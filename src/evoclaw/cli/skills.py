@@ -107,7 +107,7 @@ def _new(name: str, *, tool: bool) -> int:
     return exits.OK
 
 
-@skills.command("add", help="Copy a skill here and approve it as it is")
+@skills.command("add", help="Copy a skill here and approve it; one of the workspace stays there")
 @click.argument("path", type=FILE, help="Folder of the skill")
 def _add(path: Path) -> int:
     folder, _, approved = _open_skills()
@@ -117,10 +117,10 @@ def _add(path: Path) -> int:
 
 def _open_skills() -> tuple[Path, SkillRegistry, SkillApprovalFile]:
     """The folder of the skills, the skill registry, and the approvals."""
-    from evoclaw.wiring.skills import skill_locations
+    from evoclaw.wiring.skills import skill_locations, skill_registry
 
-    folder, approved, reserved = skill_locations(os.environ)
-    return folder, SkillRegistry([folder], approvals=approved, reserved=reserved), approved
+    folder, approved, _ = skill_locations(os.environ)
+    return folder, skill_registry(os.environ, Path.cwd()), approved
 
 
 def _print_all(registry: SkillRegistry, folder: Path, *, as_json: bool) -> None:
@@ -281,13 +281,18 @@ def _create(folder: Path, name: str, *, tool: bool) -> None:
 
 
 def copy_and_approve(path: Path, folder: Path, approvals: SkillApprovalFile) -> None:
-    """Copy a skill into the skills folder and approve it; one in that folder is only approved."""
+    """Copy a skill into the skills folder and approve it.
+
+    One that is in that folder already, or in one of this workspace, is only approved.
+    """
+    from evoclaw.wiring.skills import workspace_skill_folders
+
     source = path.absolute()
     if path == Path(DESKTOP_TOOLS) and not source.exists():
         source = bundled_skills_folder() / DESKTOP_TOOLS
     skill = load_skill(source, platform=sys.platform)
     target = folder / source.name
-    if source != target:
+    if source != target and source.parent not in workspace_skill_folders(Path.cwd()):
         if target.exists():
             raise ConfigError(f"{target} already exists; remove it first")
         _copy(skill, target)

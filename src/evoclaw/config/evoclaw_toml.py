@@ -37,6 +37,7 @@ from evoclaw.governance.rules.command_rules import PolicySettings
 from evoclaw.observe.audit.settings import AuditSettings
 from evoclaw.orchestrator.agents.definitions import AgentConfig, AgentLimits, RunDefaults
 from evoclaw.orchestrator.agents.memory import MemorySettings
+from evoclaw.orchestrator.agents.workspace_text import WorkspaceText
 from evoclaw.orchestrator.channels.settings import ChannelSettings, check_channels
 from evoclaw.orchestrator.notifications.settings import NotifySettings, check_notify
 from evoclaw.orchestrator.runs.requests import RunSettings
@@ -151,6 +152,9 @@ class OrchestratorTools(Struct, frozen=True, kw_only=True):
     """The granted permissions: a table of true and false, or a list."""
     packages: tuple[NonEmptyText, ...] = ()
     """Installed Python packages whose tools are offered, by their entry points `evoclaw.tools`."""
+    workspace_text: WorkspaceText = WorkspaceText.UNTRUSTED
+    """Whether runs on this machine read AGENTS.md of their workspace: `untrusted` (as text of
+    outsiders), `trusted` or `off`."""
 
     def with_fixed(self, running: OrchestratorTools) -> OrchestratorTools:
         """These settings with the keys of a running service that need a restart."""

@@ -92,6 +92,7 @@ class ProviderErrorKind(StrEnum):
     AUTH_ERROR = "auth_error"
     MODEL_NOT_FOUND = "model_not_found"
     CONTEXT_TOO_LONG = "context_too_long"
+    TOOLS_UNSUPPORTED = "tools_unsupported"
     UNKNOWN = "unknown"
 
 

@@ -27,6 +27,10 @@ class Request(Struct, frozen=True):
     """False asks for a closing reply: the tools are in the history, but may not be called."""
     temperature: float | None = None
     max_tokens: int | None = None
+    must_call: bool = False
+    """The reply must call one of the tools; ignored by a provider that cannot force it."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the reply where they would appear."""
 
 
 class Provider(Protocol):

@@ -6,16 +6,13 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from operator import is_
-from typing import TYPE_CHECKING, overload
+from typing import overload
 
 import msgspec
 
 from evoclaw.core.errors import DuplicateTool, SchemaError
-from evoclaw.core.schema import compile_schema
+from evoclaw.core.schema import SchemaValidator, compile_schema
 from evoclaw.core.tools import Tool
-
-if TYPE_CHECKING:
-    from jsonschema_rs import Validator
 
 MAX_SHARED_TOOLSETS = 64
 """Toolsets in the cache: most runs of an agent are offered the same tools."""
@@ -44,8 +41,8 @@ class Toolset(Sequence[Tool]):
             trusted: The schemas are our own: compile each when a call first needs it.
         """
         self._tools = tuple(tools)
-        self._by_name: dict[str, tuple[Tool, Validator | None]] = {}
-        known: dict[int, Validator | None] = {}
+        self._by_name: dict[str, tuple[Tool, SchemaValidator | None]] = {}
+        known: dict[int, SchemaValidator | None] = {}
         for other in (like, *sources):
             if isinstance(other, Toolset):
                 known |= other.validators()
@@ -90,11 +87,11 @@ class Toolset(Sequence[Tool]):
             )
         return self._size
 
-    def validators(self) -> dict[int, Validator | None]:
+    def validators(self) -> dict[int, SchemaValidator | None]:
         """The validators by the identity of their schema; None if not compiled yet."""
         return {id(tool.parameters): validator for tool, validator in self._by_name.values()}
 
-    def find(self, name: str) -> tuple[Tool, Validator] | None:
+    def find(self, name: str) -> tuple[Tool, SchemaValidator] | None:
         """The tool of this name or alias, and the validator of its arguments."""
         found = self._by_name.get(name)
         if found is None:

@@ -36,8 +36,9 @@ from evoclaw.providers.request_encoding import (
     arguments_of,
     encode_json,
     request_body,
-    safe_name,
+    safe_id,
     text_of,
+    vendor_tool_name,
 )
 from evoclaw.providers.sse import EventSplitter
 
@@ -86,7 +87,11 @@ class AnthropicProvider:
         """Yield deltas and retries, then exactly one `Replied`."""
         model = self._server.model
         return stream_reply(
-            self._server, self._body(request), EventSplitter, lambda: _EventParser(model)
+            self._server,
+            self._body(request),
+            EventSplitter,
+            lambda: _EventParser(model),
+            request.tools,
         )
 
     def _body(self, request: Request) -> bytes:
@@ -108,6 +113,10 @@ class AnthropicProvider:
             options["tools"] = Raw(tools[:-2] + _CACHED + b"]")
             if not request.offer_tools:
                 options["tool_choice"] = {"type": "none"}
+            elif request.must_call:
+                options["tool_choice"] = {"type": "any"}
+        if stop := [text for text in request.stop if text.strip()]:  # blank ones are rejected
+            options["stop_sequences"] = stop
         return request_body(_cached(messages.text, b"}]}"), options)
 
 
@@ -145,7 +154,7 @@ def _cached(text: bytearray, end: bytes) -> tuple[Buffer, ...]:
 
 def _tool(tool: Tool) -> JSON:
     return {
-        "name": tool.name,
+        "name": vendor_tool_name(tool.name),
         "description": tool.description,
         "input_schema": tool.parameters,
     }
@@ -181,8 +190,8 @@ def _reply(reply: Reply) -> list[JSON]:
     return text + [
         {
             "type": "tool_use",
-            "id": safe_name(call.id),
-            "name": safe_name(call.name),
+            "id": safe_id(call.id),
+            "name": vendor_tool_name(call.name),
             "input": Raw(arguments_of(call).encode()),
         }
         for call in reply.calls
@@ -190,7 +199,7 @@ def _reply(reply: Reply) -> list[JSON]:
 
 
 def _result(result: ToolResult, *, images: bool) -> JSON:
-    block: dict[str, JSON] = {"type": "tool_result", "tool_use_id": safe_name(result.call_id)}
+    block: dict[str, JSON] = {"type": "tool_result", "tool_use_id": safe_id(result.call_id)}
     if content := _blocks(result.blocks, images=images):
         block["content"] = content
     if result.error is not None:

@@ -26,6 +26,12 @@ _QUOTA_PHRASES = (
     "insufficient balance",
     "insufficient_balance",
 )
+_NO_TOOLS_PHRASES = (
+    "does not support tools",
+    "no endpoints found that support tool use",
+    "requires --enable-auto-tool-choice",
+)
+"""Of Ollama, OpenRouter and vLLM."""
 _RATE_LIMIT_PHRASES = ("rate_limit", "rate limit", "too many requests", "resource_exhausted")
 
 # In this order: a server may report a prompt that is too long as a server error.
@@ -84,6 +90,7 @@ _ADVICE = {
     Kind.AUTH_ERROR: "Check the API key and its permissions.",
     Kind.MODEL_NOT_FOUND: "Check the model name, the base URL, and that the server has it.",
     Kind.CONTEXT_TOO_LONG: "Shorten the conversation, or use a model with a larger context.",
+    Kind.TOOLS_UNSUPPORTED: "Use a model that can call tools.",
     Kind.UNKNOWN: "Check the base URL and the request.",
 }
 
@@ -147,6 +154,8 @@ def redact(text: str, secrets: Iterable[str]) -> str:
 def _classify(status: int, text: str) -> Kind:
     if status == 402 or _contains_any(text, _QUOTA_PHRASES):
         return Kind.QUOTA_EXHAUSTED
+    if _contains_any(text, _NO_TOOLS_PHRASES):
+        return Kind.TOOLS_UNSUPPORTED
     if status in _KIND_BY_STATUS:
         return _KIND_BY_STATUS[status]
     for kind, signs in _ERROR_PHRASES:

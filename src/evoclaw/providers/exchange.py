@@ -14,11 +14,14 @@ import msgspec
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import Replied, ReplyEvent, ReplyRetried
 from evoclaw.core.messages import Reply, Usage
+from evoclaw.core.tools import Tool
 from evoclaw.providers.errors import AttemptFailed, redact, unreadable_reply
 from evoclaw.providers.http import Http, RetryPolicy
 from evoclaw.providers.prices import Price
 from evoclaw.providers.reply_builder import ReplyBuilder
+from evoclaw.providers.request_encoding import with_own_tool_names
 from evoclaw.providers.sse import PayloadSplitter
+from evoclaw.providers.surrogates import SurrogateJoiner
 
 
 class PayloadParser(Protocol):
@@ -85,19 +88,28 @@ async def stream_reply(
     body: bytes,
     new_splitter: Callable[[], PayloadSplitter],
     new_parser: Callable[[], PayloadParser],
+    tools: Sequence[Tool] = (),
 ) -> AsyncGenerator[ReplyEvent]:
-    """Yield deltas and retries, then exactly one `Replied`, or raise `ProviderError`."""
+    """Yield deltas and retries, then exactly one `Replied`, or raise `ProviderError`.
+
+    Args:
+        server: The server to ask.
+        body: The body of the request.
+        new_splitter: Creates the splitter of one attempt.
+        new_parser: Creates the parser of one attempt.
+        tools: The tools of the request; calls in the reply get their own names back.
+    """
     spent, waited = _FailedAttempts(server), 0.0
     for attempt in count(1):
         splitter, parser, payload = new_splitter(), new_parser(), b""
-        out = parser.out
+        out, join_surrogates = parser.out, SurrogateJoiner()
         try:
             answer = await server.http.post(server.url, server.headers, body)
             try:
                 while not out.ended:
                     data = await answer.read()
                     for payload in splitter.feed(data) if data else splitter.end():
-                        for event in parser.feed(payload):
+                        for event in parser.feed(join_surrogates(payload)):
                             yield event
                     if not data:
                         break
@@ -112,7 +124,7 @@ async def stream_reply(
             failure = server.without_keys(unreadable_reply(payload))
         if out.is_complete:
             # Even if the connection failed after the last piece: the reply is paid for.
-            yield Replied(spent.add_to(out.build()))
+            yield Replied(spent.add_to(with_own_tool_names(out.build(), tools)))
             return
         spent.add(out)
         wait = server.retry.wait(failure, attempt, waited)

@@ -27,6 +27,7 @@ _COUNTED_ERRORS = frozenset(
         ProviderErrorKind.SERVER_ERROR,
         ProviderErrorKind.MODEL_NOT_FOUND,
         ProviderErrorKind.AUTH_ERROR,
+        ProviderErrorKind.TOOLS_UNSUPPORTED,
     }
 )
 

@@ -37,8 +37,8 @@ from evoclaw.providers.request_encoding import (
     function_tool,
     images_in,
     request_body,
-    safe_name,
     text_of,
+    vendor_tool_name,
 )
 from evoclaw.providers.sse import LineSplitter
 
@@ -82,7 +82,11 @@ class OllamaProvider:
         """Yield deltas and retries, then exactly one `Replied`."""
         model = self._server.model
         return stream_reply(
-            self._server, self._body(request), LineSplitter, lambda: _LineParser(model)
+            self._server,
+            self._body(request),
+            LineSplitter,
+            lambda: _LineParser(model),
+            request.tools,
         )
 
     def _body(self, request: Request) -> bytes:
@@ -94,6 +98,8 @@ class OllamaProvider:
         }
         if request.temperature is not None:
             settings["temperature"] = request.temperature
+        if request.stop:
+            settings["stop"] = list(request.stop)
         options: dict[str, JSON] = {
             "model": self._server.model,
             "stream": True,
@@ -121,7 +127,7 @@ def _encode(message: Message, *, images: bool) -> bytes:
             return encode_json(
                 {
                     "role": "tool",
-                    "tool_name": safe_name(message.name),
+                    "tool_name": vendor_tool_name(message.name),
                     "tool_call_id": message.call_id,
                     **_content(message.blocks, images=images),
                 }
@@ -144,7 +150,7 @@ def _assistant(reply: Reply) -> JSON:
             {
                 "id": call.id,
                 "function": {
-                    "name": safe_name(call.name),
+                    "name": vendor_tool_name(call.name),
                     "arguments": Raw(arguments_of(call).encode()),
                 },
             }

@@ -38,8 +38,8 @@ from evoclaw.providers.request_encoding import (
     function_tool,
     images_in,
     request_body,
-    safe_name,
     text_of,
+    vendor_tool_name,
 )
 from evoclaw.providers.sse import EventSplitter
 
@@ -83,7 +83,11 @@ class OpenAIProvider:
         """Yield deltas and retries, then exactly one `Replied`."""
         model = self._server.model
         return stream_reply(
-            self._server, self._body(request), EventSplitter, lambda: _ChunkParser(model)
+            self._server,
+            self._body(request),
+            EventSplitter,
+            lambda: _ChunkParser(model),
+            request.tools,
         )
 
     def _body(self, request: Request) -> bytes:
@@ -98,6 +102,10 @@ class OpenAIProvider:
             options[self._limit] = request.max_tokens
         if request.tools and request.offer_tools:
             options["tools"] = Raw(self._tools.encoded(request.tools))
+            if request.must_call:
+                options["tool_choice"] = "required"
+        if request.stop:
+            options["stop"] = list(request.stop)
         return request_body((self._messages(request.history),), options)
 
     def _messages(self, history: History) -> bytes | bytearray:
@@ -145,7 +153,6 @@ def _encode(message: Message, *, images: bool) -> bytes:
                 {
                     "role": "tool",
                     "tool_call_id": message.call_id,
-                    "name": safe_name(message.name),
                     "content": text_of(message.blocks, images=images),
                 }
             )
@@ -172,7 +179,7 @@ def _assistant(reply: Reply) -> JSON:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": safe_name(call.name), "arguments": arguments_of(call)},
+                "function": {"name": vendor_tool_name(call.name), "arguments": arguments_of(call)},
             }
             for call in reply.calls
         ]

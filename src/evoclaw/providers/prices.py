@@ -26,7 +26,7 @@ FREE_PREFIXES = frozenset(
 )
 """Prefixes of servers on the user's own machines."""
 
-_TABLE_IDS = {"gemini": "google", "xai": "x-ai"}
+_TABLE_IDS = {"openai-responses": "openai", "gemini": "google", "xai": "x-ai"}
 _PER_MILLION = 1_000_000
 _DATED = re.compile(r"[-@]\d{4}-?\d{2}-?\d{2}$")
 

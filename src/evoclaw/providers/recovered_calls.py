@@ -16,6 +16,7 @@ from evoclaw.core.ports import Provider, Request
 from evoclaw.core.profile import Profile
 from evoclaw.core.toolset import Toolset
 from evoclaw.providers.json_calls import JsonCallScanner, calls_in
+from evoclaw.providers.request_encoding import own_tool_names
 from evoclaw.providers.text_call_scanner import JsonSpan, ScannedCall
 from evoclaw.providers.text_calls import last_call_number
 from evoclaw.providers.wrappers import close
@@ -78,7 +79,8 @@ class _Reader:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._scanner = JsonCallScanner(Toolset.of(request.tools), self._is_repeated)
+        self._own_names = own_tool_names(request.tools)
+        self._scanner = JsonCallScanner(self._toolset(), self._is_repeated)
         self._repeatable: frozenset[bytes] | None = None
         self._fed: list[str] = []
         self._text: list[str] = []
@@ -107,7 +109,11 @@ class _Reader:
             return reply
         number = last_call_number(self._request.history)
         calls = tuple(
-            ToolCall(f"text_{number + index}", call.name, call.arguments)
+            ToolCall(
+                f"text_{number + index}",
+                self._own_names.get(call.name, call.name),
+                call.arguments,
+            )
             for index, call in enumerate(found, start=1)
         )
         return msgspec.structs.replace(
@@ -116,6 +122,22 @@ class _Reader:
             calls=calls,
             finish=Finish.CALLS if reply.finish is Finish.STOP else reply.finish,
             recovered=True,
+        )
+
+    def _toolset(self) -> Toolset:
+        """The tools by their own names, and by those that the vendor got."""
+        tools = Toolset.of(self._request.tools)
+        if not self._own_names:
+            return tools
+        vendor_names = {own: vendor for vendor, own in self._own_names.items()}
+        return Toolset(
+            (
+                msgspec.structs.replace(
+                    tool, aliases=(*tool.aliases, vendor_names.get(tool.name, tool.name))
+                )
+                for tool in tools
+            ),
+            like=tools,
         )
 
     def _keep(self, deltas: list[TextDelta]) -> list[TextDelta]:

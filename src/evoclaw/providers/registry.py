@@ -47,6 +47,7 @@ class Dialect(StrEnum):
     """The API that a server implements."""
 
     OPENAI = "openai"
+    RESPONSES = "responses"
     ANTHROPIC = "anthropic"
     OLLAMA = "ollama"
 
@@ -67,6 +68,9 @@ class Endpoint(Struct, frozen=True, omit_defaults=True):
 ENDPOINTS: Mapping[str, Endpoint] = {
     "anthropic": Endpoint("https://api.anthropic.com", ("ANTHROPIC_API_KEY",), Dialect.ANTHROPIC),
     "openai": Endpoint("https://api.openai.com/v1", ("OPENAI_API_KEY",)),
+    "openai-responses": Endpoint(
+        "https://api.openai.com/v1", ("OPENAI_API_KEY",), Dialect.RESPONSES, "OPENAI_BASE_URL"
+    ),
     "ollama": Endpoint(
         "http://127.0.0.1:11434", dialect=Dialect.OLLAMA, url_variable="OLLAMA_HOST"
     ),
@@ -236,6 +240,10 @@ def _provider_class(dialect: Dialect) -> Callable[..., Provider]:
             from evoclaw.providers.openai import OpenAIProvider
 
             return OpenAIProvider
+        case Dialect.RESPONSES:
+            from evoclaw.providers.openai_responses import OpenAIResponsesProvider
+
+            return OpenAIResponsesProvider
 
 
 def _split(name: str, known: Collection[str]) -> tuple[str, str]:

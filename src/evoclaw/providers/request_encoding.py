@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from hashlib import blake2s
 from typing import cast
 
 import msgspec
 
-from evoclaw.core.messages import JSON, Block, ImageBlock, Message, ToolCall
+from evoclaw.core.messages import JSON, Block, ImageBlock, Message, Reply, ToolCall
 from evoclaw.core.tools import Tool
 from evoclaw.providers.reply_builder import is_json_object
 
 Buffer = bytes | bytearray | memoryview
 
 _INVALID_NAME_CHARS = re.compile(r"[^A-Za-z0-9_-]")
+MAX_VENDOR_NAME_CHARS = 64
+"""The longest name of a tool that OpenAI and Anthropic accept."""
 
 
 class ToolEncoder:
@@ -51,12 +55,15 @@ class JoinedMessages:
         self.text += self._encode(message)
 
 
-def request_body(messages: Iterable[Buffer], options: Mapping[str, JSON]) -> bytes:
+def request_body(
+    messages: Iterable[Buffer], options: Mapping[str, JSON], *, key: str = "messages"
+) -> bytes:
     """The body of a request: its messages, as pieces of one JSON array, and its options.
 
     Joined in one step: a long conversation is copied only once.
     """
-    return b"".join((b'{"messages":[', *messages, b"],", encode_json(options)[1:]))
+    start = f'{{"{key}":['.encode()
+    return b"".join((start, *messages, b"],", encode_json(options)[1:]))
 
 
 def encode_json(value: JSON) -> bytes:
@@ -72,7 +79,7 @@ def function_tool(tool: Tool) -> JSON:
     return {
         "type": "function",
         "function": {
-            "name": tool.name,
+            "name": vendor_tool_name(tool.name),
             "description": tool.description,
             "parameters": tool.parameters,
         },
@@ -88,9 +95,40 @@ def arguments_of(call: ToolCall) -> str:
     return call.arguments if is_json_object(call.arguments) else "{}"
 
 
-def safe_name(name: str) -> str:
-    """A call's name or id with only the characters that every server accepts."""
-    return _INVALID_NAME_CHARS.sub("_", name) or "_"
+def safe_id(call_id: str) -> str:
+    """A call's id with only the characters that every server accepts."""
+    return _INVALID_NAME_CHARS.sub("_", call_id) or "_"
+
+
+@lru_cache(maxsize=4_096)
+def vendor_tool_name(name: str) -> str:
+    """A tool's name as every vendor accepts it: letters, digits, `_` and `-`, at most 64.
+
+    A name with other characters, such as `read@pi`, gets a suffix that depends only on the name: it
+    stays the same in every turn, and two tools do not become one.
+    """
+    if len(name) <= MAX_VENDOR_NAME_CHARS and name and not _INVALID_NAME_CHARS.search(name):
+        return name
+    digest = blake2s(name.encode(errors="replace"), digest_size=3).hexdigest()
+    kept = MAX_VENDOR_NAME_CHARS - len(digest) - 1
+    return f"{_INVALID_NAME_CHARS.sub('_', name)[:kept]}_{digest}"
+
+
+def own_tool_names(tools: Iterable[Tool]) -> dict[str, str]:
+    """The names of tools by the name that the vendor gets, where the two differ."""
+    return {
+        vendor: tool.name for tool in tools if (vendor := vendor_tool_name(tool.name)) != tool.name
+    }
+
+
+def with_own_tool_names(reply: Reply, tools: Iterable[Tool]) -> Reply:
+    """The reply with the tools' own names in its calls."""
+    if not reply.calls or not (own := own_tool_names(tools)):
+        return reply
+    calls = tuple(
+        msgspec.structs.replace(call, name=own.get(call.name, call.name)) for call in reply.calls
+    )
+    return msgspec.structs.replace(reply, calls=calls)
 
 
 def text_of(blocks: Iterable[Block], *, images: bool) -> str:

@@ -7,6 +7,7 @@ nesting and several documents are rejected with their line number.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -24,6 +25,9 @@ _ODD_LINE_ENDS = re.compile("[\r\x85\u2028\u2029]")
 """PyYAML ends a line at these characters; editors and most programs do not."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a UTF-16 pair: an escape can name one, no UTF-8 file can contain one."""
+_NOT_PLAIN = "\"'|>[{&*!%@`#-?"
+"""A text that starts with one of these is not a plain one, or not a text at all."""
+_LIKE_KEY = re.compile(r":(\s|$)")
 _ONE_DOCUMENT = "only one document is allowed, without `%`, `---` and `...`"
 _YAML_PROBLEMS = {
     "mapping values are not allowed here": "put a text that contains a colon in quotes",
@@ -63,7 +67,29 @@ def parse_front_matter(lines: list[str]) -> dict[str, FrontMatterValue]:
             raise FrontMatterError(number, "it contains a line break other than \\n")
     if sum(map(len, lines)) > MAX_CHARACTERS:
         raise FrontMatterError(2, f"the front matter has more than {MAX_CHARACTERS:,} characters")
-    return _FrontMatterParser("\n".join((*lines, ""))).top()
+    return _FrontMatterParser("\n".join((*_with_quoted_description(lines), ""))).top()
+
+
+def _with_quoted_description(lines: list[str]) -> list[str]:
+    """The lines with an unquoted description of several indented lines in quotes.
+
+    Authors write sentences there, also with a colon ("Use it when: …"), which YAML would read as a
+    key. A description is always a text, so there is nothing else that it could mean.
+    """
+    at = next((i for i, line in enumerate(lines) if line.startswith("description:")), None)
+    if at is None:
+        return lines
+    first = lines[at].partition(":")[2].strip()
+    end = at + 1
+    while end < len(lines) and (not lines[end].strip() or lines[end].startswith(" ")):
+        end += 1
+    more = [line.strip() for line in lines[at + 1 : end]]
+    texts = [text for text in (first, *more) if text]
+    if not any(more) or texts[0][0] in _NOT_PLAIN or not any(map(_LIKE_KEY.search, texts)):
+        return lines
+    text = json.dumps(" ".join(texts), ensure_ascii=False)
+    # As many lines as before: errors name the line of the file.
+    return [*lines[:at], f"description: {text}", *[""] * (end - at - 1), *lines[end:]]
 
 
 class _FrontMatterParser:

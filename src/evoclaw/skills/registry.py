@@ -45,6 +45,7 @@ class SkillRegistry:
         *,
         approvals: SkillApprovalFile | None = None,
         strict: bool = False,
+        strict_roots: Collection[Path] = (),
         reserved: Mapping[str, str] | None = None,
         replacing: Path | None = None,
         left_out: Collection[str] = (),
@@ -59,6 +60,7 @@ class SkillRegistry:
             roots: Folders of skills; of two skills in conflict the one of the earlier root is used.
             approvals: The approved digests; a skill that changed since its approval is rejected.
             strict: Also reject skills that were never approved.
+            strict_roots: Further folders, after the others; skills there must be approved.
             reserved: Tool names that no skill may use, and what they belong to.
             replacing: The folder of one more skill, whose tools may have reserved names.
             left_out: Names of tools that are not offered, though a skill declares them.
@@ -67,7 +69,8 @@ class SkillRegistry:
             platform: As in `sys.platform`.
             find: Finds an installed program.
         """
-        self._roots, self._approvals, self._strict = tuple(roots), approvals, strict
+        self._roots, self._approvals, self._strict = (*roots, *strict_roots), approvals, strict
+        self._strict_roots = frozenset(strict_roots)
         self._reserved = dict(reserved or {})
         self._replacing, self._left_out = replacing, frozenset(left_out)
         self._poll_interval, self._clock = poll_interval, clock
@@ -195,12 +198,15 @@ class SkillRegistry:
 
     def _approval_issue(self, skill: Skill) -> SkillIssue | None:
         if self._approvals is None:
+            if skill.folder.parent in self._strict_roots:
+                return SkillIssue(skill.folder, "there is no list of approved skills")
             return None
         try:
             digests = self._approvals.digests(skill.name)
         except ConfigError as problem:
             return SkillIssue(skill.folder, str(problem))
-        if skill.digest in digests or (not digests and not self._strict):
+        is_strict = self._strict or skill.folder.parent in self._strict_roots
+        if skill.digest in digests or (not digests and not is_strict):
             return None
         why = "it was changed after it was approved" if digests else "it was never approved"
         how = f"review it, then run `evoclaw skills add {skill.folder}`"

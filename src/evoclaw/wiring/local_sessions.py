@@ -67,6 +67,7 @@ async def open_conversations(
     from evoclaw.wiring.governance import open_governance
     from evoclaw.wiring.receipts import open_signer
     from evoclaw.wiring.store import open_sessions
+    from evoclaw.wiring.workspace import workspace_messages
 
     name = await model_for_run(model, env)
     capabilities = capabilities_for_level(level, env)
@@ -94,6 +95,7 @@ async def open_conversations(
             factory.ports,
             questions=Questions(store.questions, local_person=person),
             prompt=lambda _: system_prompt(workspace, skill_list(toolbox.skill_registry.skills())),
+            workspace_text=lambda: workspace_messages(workspace, env),
             **await _governance_arguments(governance, name, env, stack, attended=attended),
         )
         await conversations.open(DEFAULT_AGENT, session_id=session)

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from evoclaw.skills.registry import SkillRegistry
 
 APPROVALS_FILE = "approved-skills.json"
+WORKSPACE_SKILL_FOLDERS = (".agents/skills", ".claude/skills")
+"""Where repositories keep skills; a skill there is used once you approved it."""
 
 
 def skill_locations(env: Mapping[str, str]) -> tuple[Path, SkillApprovalFile, dict[str, str]]:
@@ -27,11 +29,16 @@ def skills_folder(env: Mapping[str, str]) -> Path:
     return orchestrator_settings(env).orchestrator.tools.skills_path
 
 
-def skill_catalogue(env: Mapping[str, str]) -> str:
+def workspace_skill_folders(workspace: Path) -> tuple[Path, ...]:
+    """The folders of a workspace that may contain skills."""
+    return tuple(workspace / folder for folder in WORKSPACE_SKILL_FOLDERS)
+
+
+def skill_catalogue(env: Mapping[str, str], workspace: Path) -> str:
     """The skills, one line each, for the prompt of a model."""
     from evoclaw.skills.disclosure import skill_list
 
-    return skill_list(skill_registry(env).skills())
+    return skill_list(skill_registry(env, workspace).skills())
 
 
 def skill_approvals(home: Path) -> SkillApprovalFile:
@@ -41,12 +48,17 @@ def skill_approvals(home: Path) -> SkillApprovalFile:
     return SkillApprovalFile(home / APPROVALS_FILE)
 
 
-def skill_registry(env: Mapping[str, str]) -> SkillRegistry:
-    """The skill registry; it reloads skills whose files change."""
+def skill_registry(env: Mapping[str, str], workspace: Path | None = None) -> SkillRegistry:
+    """The skill registry, with the approved skills of a workspace; it reloads changed skills."""
     from evoclaw.skills.registry import SkillRegistry
 
     folder, approved, reserved_names = skill_locations(env)
-    return SkillRegistry([folder], approvals=approved, reserved=reserved_names)
+    return SkillRegistry(
+        [folder],
+        approvals=approved,
+        reserved=reserved_names,
+        strict_roots=() if workspace is None else workspace_skill_folders(workspace),
+    )
 
 
 def reserved_tool_names() -> dict[str, str]:

@@ -127,7 +127,7 @@ async def open_toolbox(
 
     async with AsyncExitStack() as stack:
         home = default_data_folder(env)
-        skills, config = skill_registry(env), orchestrator_settings(env)
+        skills, config = skill_registry(env, workspace), orchestrator_settings(env)
         servers = await stack.enter_async_context(mcp_servers(env))
         domains = NetworkPolicy(config.network)
         sandboxed = await open_sandboxes(

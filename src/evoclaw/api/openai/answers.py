@@ -8,7 +8,7 @@ from contextlib import aclosing
 from msgspec import Struct
 
 from evoclaw.api.openai.errors import BadRequest
-from evoclaw.api.openai.requests import OutputFormat
+from evoclaw.api.openai.requests import ParsedChatRequest
 from evoclaw.api.openai.schemas import FunctionCall, PromptTokensDetails, ToolCallOut, UsageOut
 from evoclaw.core.errors import EvoClawError, ProviderError, ProviderErrorKind
 from evoclaw.core.events import (
@@ -27,6 +27,7 @@ from evoclaw.core.events import (
     TurnStarted,
 )
 from evoclaw.core.messages import Finish, Reply, Usage
+from evoclaw.orchestrator.runs.reply_options import ReplyOptions, caller_name
 from evoclaw.orchestrator.sessions.caller_tools import CALLER_ASK_CODE, CallPosition
 
 RUN_UNFINISHED = "The run's records ended before its answer. Send the request again."
@@ -42,25 +43,37 @@ class ChatAnswer(Struct, frozen=True):
     usage: UsageOut
     calls: tuple[ToolCallOut, ...] = ()
     error: EvoClawError | None = None
-    format_problem: str = ""
-    """Why the text does not fit `response_format`, if that is the error."""
+    problem: str = ""
+    """Why the model must answer again, if that is the error: its format, or a missing call."""
 
 
 class ChatAnswerReader:
     """Reads the records of a run for a caller, who may send tool results several times."""
 
-    def __init__(self, run_id: str, answered: frozenset[CallPosition] = frozenset()) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        answered: frozenset[CallPosition] = frozenset(),
+        options: ReplyOptions | None = None,
+        *,
+        after_turn: int = 0,
+    ) -> None:
         """Start reading.
 
         Args:
             run_id: The id of the run.
             answered: The calls that the caller sent results for: earlier responses reported
                 everything before these results.
+            options: The reply options of the run, with the caller's names of its tools.
+            after_turn: The turn that the earlier response ended with; 0: there was none.
         """
-        self._run_id, self._unseen_results = run_id, set(answered)
-        self._turn = 0
+        self.run_id, self._unseen_results = run_id, set(answered)
+        self._options, self._after_turn = options, after_turn
+        self.turn = 0
+        """The number of the current turn."""
         self._positions: dict[str, tuple[CallPosition, FunctionCall]] = {}
         self._caller_calls: list[str] = []
+        self._seen_caller_calls: set[str] = set()
         self._usage = Usage()
         self._reply: Reply | None = None
         self._failed: ReplyFailed | None = None
@@ -72,7 +85,7 @@ class ChatAnswerReader:
     @property
     def is_new(self) -> bool:
         """Whether the current record was not part of an earlier response."""
-        return not self._unseen_results
+        return not self._unseen_results and (not self._after_turn or self.turn > self._after_turn)
 
     def read(self, record: Record) -> None:
         """Apply one record."""
@@ -81,7 +94,7 @@ class ChatAnswerReader:
                 self.is_provisional = settings.confirm or settings.evidence is True
                 self._caller_calls.clear()
             case TurnStarted(turn):
-                self._turn, self._failed = turn, None
+                self.turn, self._failed = turn, None
             case Replied(reply):
                 self._on_reply(reply)
             case ReplyFailed(usage=usage):
@@ -91,6 +104,7 @@ class ChatAnswerReader:
                 self._add_usage(usage)
             case CallJudged(call_id, "ask", code) if code == CALLER_ASK_CODE:
                 self._caller_calls.append(call_id)
+                self._seen_caller_calls.add(call_id)
             case CallFinished(result):
                 if (found := self._positions.get(result.call_id)) is not None:
                     self._unseen_results.discard(found[0])
@@ -102,16 +116,17 @@ class ChatAnswerReader:
     def _on_reply(self, reply: Reply) -> None:
         self._reply = reply
         for index, call in enumerate(reply.calls):
-            place = CallPosition(self._run_id, self._turn, index)
-            self._positions[call.id] = place, FunctionCall(call.name, call.arguments)
+            place = CallPosition(self.run_id, self.turn, index)
+            name = caller_name(self._options, call.name)
+            self._positions[call.id] = place, FunctionCall(name, call.arguments)
         self._add_usage(reply.usage)
 
     def _add_usage(self, usage: Usage) -> None:
         if self.is_new:
             self._usage += usage
 
-    def answer(self, wanted: OutputFormat | None = None) -> ChatAnswer:
-        """The answer of a run that has ended or waits."""
+    def answer(self, wanted: ParsedChatRequest | None = None) -> ChatAnswer:
+        """The answer of a run that has ended or waits, checked against the request."""
         end, usage = self.end, to_openai_usage(self._usage)
         if end is None:
             return ChatAnswer("", "stop", usage, error=BadRequest(RUN_UNFINISHED, status=503))
@@ -119,7 +134,7 @@ class ChatAnswerReader:
             text = self._reply.text if self._reply else ""
             return ChatAnswer(text, "tool_calls", usage, self._calls())
         if end.stop is StopReason.WAITING:
-            return ChatAnswer(f"{end.text}\n(run {self._run_id})", "stop", usage)
+            return ChatAnswer(f"{end.text}\n(run {self.run_id})", "stop", usage)
         if end.stop is StopReason.ERROR and self._failed is not None:
             return ChatAnswer(end.text, "stop", usage, error=provider_error(self._failed))
         finish = "stop"
@@ -127,12 +142,33 @@ class ChatAnswerReader:
             finish = _FINISH_REASONS.get(self._reply.finish, "stop")
         if wanted is None or end.stop is not StopReason.COMPLETED:
             return ChatAnswer(end.text, finish, usage)
-        text, problem = wanted.read(end.text)
+        if wanted.required:
+            problem = "it has no call of a tool"
+            message = f"The model's answer does not fit `tool_choice`: {problem}."
+            error = BadRequest(message, "tool_choice", "tool_choice", status=502)
+            return ChatAnswer(end.text, finish, usage, error=error, problem=problem)
+        if wanted.format is None:
+            return ChatAnswer(end.text, finish, usage)
+        text, problem = wanted.format.read(end.text)
         if problem:
             message = f"The model's answer does not fit `response_format`: {problem}"
             error = BadRequest(message, "response_format", "response_format", status=502)
-            return ChatAnswer(end.text, finish, usage, error=error, format_problem=problem)
+            return ChatAnswer(end.text, finish, usage, error=error, problem=problem)
         return ChatAnswer(text, finish, usage)
+
+    def position_of(self, call_id: str) -> CallPosition | None:
+        """The position of a call of the model; None if it is unknown."""
+        found = self._positions.get(call_id)
+        return None if found is None else found[0]
+
+    def arguments_of(self, call_id: str) -> str:
+        """The arguments of a call as the model wrote them."""
+        found = self._positions.get(call_id)
+        return "{}" if found is None else found[1].arguments
+
+    def is_caller_call(self, call_id: str) -> bool:
+        """Whether the caller has to run a call, or ran it."""
+        return call_id in self._seen_caller_calls
 
     def _calls(self) -> tuple[ToolCallOut, ...]:
         found = [self._positions[call_id] for call_id in dict.fromkeys(self._caller_calls)]
@@ -140,7 +176,9 @@ class ChatAnswerReader:
 
 
 async def answer_pieces(
-    records: AsyncGenerator[Record, None], reading: ChatAnswerReader, wanted: OutputFormat | None
+    records: AsyncGenerator[Record, None],
+    reading: ChatAnswerReader,
+    wanted: ParsedChatRequest | None = None,
 ) -> AsyncGenerator[str | ChatAnswer, None]:
     """The text of the answer as the model writes it, then the final answer.
 
@@ -153,7 +191,8 @@ async def answer_pieces(
             reading.read(record)
             if reading.end is not None:
                 break
-            live = reading.is_new and not reading.is_provisional and wanted is None
+            is_final = wanted is None or not wanted.holds_text_back
+            live = reading.is_new and not reading.is_provisional and is_final
             if live and (text := streamed.next_text(record)):
                 yield text
     answer = reading.answer(wanted)

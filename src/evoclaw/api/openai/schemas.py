@@ -141,17 +141,17 @@ class ChatRequest(Struct, frozen=True):
     tools: list[ToolParam] | None = None
     """Tools that the caller runs, beside the agent's own."""
     tool_choice: JSON = None
-    """`auto` or `none`; a model cannot be forced to call a tool."""
+    """`auto`, `none`, `required`, a function that must be called, or `allowed_tools`."""
     parallel_tool_calls: bool | None = None
     """False: at most one call in each reply."""
     user: str | None = None
     """Ignored; the token identifies the user."""
     stop: JSON = None
-    """Not supported."""
+    """A text, or up to four, that end a reply where they would appear."""
     logprobs: bool | None = None
-    """Not supported."""
+    """Ignored; the `logprobs` of the answer are null."""
     top_logprobs: int | None = None
-    """Not supported."""
+    """Ignored."""
     logit_bias: JSON = None
     """Not supported."""
     modalities: list[str] | None = None

@@ -67,6 +67,7 @@ MAX_NAME_CHARS = 128
 PROMPT = "prompt"
 
 _PROVIDERS: Mapping[str, str] = {
+    "openai-responses": "openai",
     "gemini": "gcp.gemini",
     "mistral": "mistral_ai",
     "xai": "x_ai",

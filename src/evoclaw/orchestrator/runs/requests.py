@@ -13,9 +13,10 @@ from evoclaw.core.agent import LoopSettings
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.events import StopReason
 from evoclaw.core.labels import CLEAN, Label
-from evoclaw.core.messages import ImageBlock, Message, UserMessage
+from evoclaw.core.messages import JSON, ImageBlock, Message, UserMessage
 from evoclaw.core.tools import Tool
 from evoclaw.governance.approvals import WorkflowStepRef
+from evoclaw.orchestrator.runs.reply_options import ReplyOptions
 from evoclaw.orchestrator.sanitizing import one_line
 
 MAX_TITLE_CHARS = 80
@@ -53,6 +54,10 @@ class RunRequest(Struct, frozen=True, omit_defaults=True):
     """The edge that the session works on from this run on; if empty, the one it works on."""
     workflow_step: WorkflowStepRef | None = None
     """The step of a workflow that started the run; approvals of the step cover its calls."""
+    reply_options: ReplyOptions | None = None
+    """What the caller wants of every reply; None: nothing special."""
+    api_data: dict[str, JSON] = {}
+    """What the API of the caller needs to describe the run later."""
 
     @property
     def last_user_text(self) -> str:

@@ -36,16 +36,11 @@ from evoclaw.store.sessions.questions import QuestionStore, StoredQuestion
 CALLER_ASK_CODE = "caller"
 """The code of the verdict that parks a run until its caller has run a tool."""
 MAX_CALLER_TOOLS = 128
+CALLER_PREFIX, AGENT_PREFIX = "caller.", "agent_"
+"""Of a caller's tool in records, and of an agent's tool for the model, if both have one name."""
+MAX_TOOL_NAME_CHARS = 64
 NO_PARAMETERS: dict[str, JSON] = {"type": "object", "properties": {}}
 _CALL_ID = re.compile(r"call_([A-Za-z0-9-]{1,100})_([0-9]{1,6})_([0-9]{1,6})")
-
-
-class ToolNameTaken(EvoClawError):
-    """A tool of the caller has the name of a tool of the agent."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"the agent already has a tool named {name!r}; rename yours")
-        self.name = name
 
 
 class ResultsMissing(EvoClawError):
@@ -245,13 +240,42 @@ def caller_tool(
     )  # fmt: skip
 
 
-def check_caller_tools(tools: Sequence[Tool], agent_tools: Iterable[str] = ()) -> None:
-    """Reject tools of a caller that are invalid, duplicate, or named like a tool of the agent."""
+def check_caller_tools(tools: Sequence[Tool]) -> None:
+    """Reject tools of a caller that are invalid or duplicate."""
     Toolset(tools)
-    taken = frozenset(agent_tools)
+
+
+def with_free_names(
+    tools: Sequence[Tool], taken: Iterable[str]
+) -> tuple[tuple[Tool, ...], dict[str, str]]:
+    """The caller's tools under names that no tool of the agent has, and the names for the model.
+
+    In records and for policies a name means one tool. The model is shown the caller's tool under
+    the caller's name, and the agent's tool under another: the names are those of `ReplyOptions`.
+    """
+    held, names = frozenset(taken), dict[str, str]()
+    used = {*held, *(tool.name for tool in tools)}
+    free: list[Tool] = []
     for tool in tools:
-        if tool.name in taken:
-            raise ToolNameTaken(tool.name)
+        if tool.name not in held:
+            free.append(tool)
+            continue
+        inner = _unused(CALLER_PREFIX, tool.name, used)
+        names |= {inner: tool.name, tool.name: _unused(AGENT_PREFIX, tool.name, used)}
+        free.append(replace(tool, name=inner))
+    return tuple(free), names
+
+
+def _unused(prefix: str, name: str, used: set[str]) -> str:
+    """A name with a prefix that is not used yet; it is used now."""
+    found = prefix + name[: MAX_TOOL_NAME_CHARS - len(prefix)]
+    number = 1
+    while found in used:
+        number += 1
+        end = f"_{number}"
+        found = prefix + name[: MAX_TOOL_NAME_CHARS - len(prefix) - len(end)] + end
+    used.add(found)
+    return found
 
 
 def with_caller_tools(

@@ -42,9 +42,11 @@ from evoclaw.orchestrator.agents.tuning import tune
 from evoclaw.orchestrator.fleet.edge_call import allow_nested_calls, narrow_edge_calls
 from evoclaw.orchestrator.fleet.members import Member
 from evoclaw.orchestrator.people.questions import PendingQuestions, Questions
+from evoclaw.orchestrator.runs.reply_options import with_reply_options
 from evoclaw.orchestrator.runs.requests import (
     MAX_TITLE_CHARS,
     EdgeNotUsable,
+    RunNotFound,
     RunRequest,
     SessionBusy,
     SessionNotFound,
@@ -117,6 +119,7 @@ class Conversations:
         sinks_for: Callable[[Session, Sequence[Record]], Sequence[Sink]] = lambda _, __: (),
         edges: Callable[[], Sequence[Member]] = lambda: (),
         prompt: Callable[[Agent], str] = lambda agent: agent.prompt,
+        workspace_text: Callable[[], Sequence[Message]] = lambda: (),
         recall: Recall = no_recall,
         approvals: ApprovalStore | None = None,
         defer_commits: bool = False,
@@ -137,6 +140,7 @@ class Conversations:
             sinks_for: The sinks of a run, given its session and its records so far.
             edges: The members of the fleet.
             prompt: The system prompt of a new session of an agent.
+            workspace_text: The messages about the workspace that follow the prompt.
             recall: Finds notes in the memory for a run.
             approvals: Where calls wait for approval; closed when the run ends.
             defer_commits: Wait for the store only before a paid request, before the effect of a
@@ -150,6 +154,7 @@ class Conversations:
         self.price, self.attended = price, attended
         self.questions = questions or Questions(store.questions)
         self._make_ports, self._prompt, self._sinks_for = make_ports, prompt, sinks_for
+        self._workspace_text = workspace_text
         self._recall, self.approvals, self._defer_commits = recall, approvals, defer_commits
         self.cheaper = tuple(cheaper)
         self.subruns: dict[TenantKey, ActiveSubrun] = {}
@@ -231,6 +236,16 @@ class Conversations:
         messages = drop_incomplete_turn([message for _, message in numbered])
         new = replace(session, id=secrets.token_hex(8))
         return await session_changes.branch(self.store, new, messages)
+
+    async def branch_after(self, run_id: str) -> Session:
+        """Create a session with the messages that a run of another session ended with."""
+        stored = await self.store.run(run_id)
+        session = None if stored is None else await self.store.session(stored.session_id)
+        if session is None:
+            raise RunNotFound(run_id)
+        history = fold(await self.store.records(run_id)).history
+        new = replace(session, id=secrets.token_hex(8))
+        return await session_changes.branch(self.store, new, drop_incomplete_turn(list(history)))
 
     async def delete(self, session_id: str) -> Sequence[str]:
         """Delete a session, the sessions started from it, and all their runs and records.
@@ -411,7 +426,7 @@ class Conversations:
         request: RunRequest,
     ) -> list[Message]:
         if not earlier and (text := self._prompt(agent)):
-            earlier = [SystemMessage(text)]
+            earlier = [SystemMessage(text), *self._workspace_text()]
         asked = UserMessage((TextBlock(stored.message, stored.label), *request.images))
         messages = [mark_hidden_text(asked)]
         if request.messages:
@@ -462,7 +477,8 @@ class Conversations:
         made = Ports(provider, pipeline, pipeline.policy, parking, principal, steering=steering)
         allow_nested_calls(made, run.budget)
         callers = CallerCallStore(self.store.questions)
-        return with_caller_tools(made, request.tools, callers, session.id, run.budget)
+        made = with_caller_tools(made, request.tools, callers, session.id, run.budget)
+        return with_reply_options(made, request.reply_options)
 
     def _pipeline(
         self,

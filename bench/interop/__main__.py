@@ -1,0 +1,73 @@
+"""`make interop`: foreign software judges our standards; writes docs/standards.md.
+
+Ends with one JSON object: `{"rows": [{"standard", "revision", "software", "version", "passed",
+"total"}]}`. It fails if a check fails. `--only TEXT` runs the rows whose software contains it, and
+then leaves the page as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench.interop.judges import JUDGES, Judge
+
+PAGE = Path(__file__).parents[2] / "docs" / "standards.md"
+HEAD = """\
+# Standards
+
+Which standards EvoClaw speaks, and which software of others judged it, unchanged, in these
+versions. `make interop` installs the software, runs every check and writes this page; nothing on it
+is written by hand.
+
+| standard | revision | judged by | version | passed |
+| --- | --- | --- | --- | --- |
+"""
+TAIL = """
+The programs that run the foreign software are in `bench/interop/`; to add a row, add a `Judge` to
+`bench/interop/judges.py`.
+"""
+
+
+def rendered(rows: list[dict[str, Any]]) -> str:
+    """The page with the table."""
+    lines = [
+        f"| {row['standard']} | {row['revision']} | {row['software']} | {row['version']} | "
+        f"{row['passed']} of {row['total']} |"
+        for row in rows
+    ]
+    return HEAD + "\n".join(lines) + "\n" + TAIL
+
+
+async def judged(judge: Judge) -> dict[str, Any]:
+    """One row; what failed is printed."""
+    print(f"{judge.software} {judge.version}", file=sys.stderr, flush=True)
+    problems = await judge.run(True)
+    for name, problem in problems.items():
+        if problem:
+            print(f"  FAILED {name}: {problem}", file=sys.stderr, flush=True)
+    return {
+        "standard": judge.standard,
+        "revision": judge.revision,
+        "software": judge.software,
+        "version": judge.version,
+        "passed": sum(not problem for problem in problems.values()),
+        "total": len(problems),
+    }
+
+
+async def main(only: str) -> int:
+    """Run the rows one after the other."""
+    chosen = [judge for judge in JUDGES if only.lower() in judge.software.lower()]
+    rows = [await judged(judge) for judge in chosen]
+    if not only:
+        PAGE.write_text(rendered(rows))
+    print(json.dumps({"rows": rows}))
+    return 0 if all(row["passed"] == row["total"] > 0 for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main(sys.argv[2] if sys.argv[1:2] == ["--only"] else "")))

@@ -1,0 +1,246 @@
+"""The foreign programs that judge our standards: one `Judge` is one row of the table.
+
+To add a row, write a function that runs the program and returns the problem of each of its checks
+(empty: passed), and add a `Judge` to `JUDGES`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import tempfile
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.interop.agent_server import obedient_agent
+from bench.interop.environments import node_environment, python_environment
+from tests.providers.aimock.install import node
+
+from evoclaw.core.labels import LOCAL_PRINCIPAL
+from evoclaw.observe.trajectories import to_atif
+from evoclaw.orchestrator.runs.requests import RunRequest
+
+CLIENTS = Path(__file__).parent / "clients"
+CLIENT_TIMEOUT_S = 240
+Problems = dict[str, str]
+
+
+class NotInstalled(Exception):
+    """The foreign program is not installed."""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A foreign program, and the standard that it judges."""
+
+    standard: str
+    revision: str
+    software: str
+    version: str
+    run: Callable[[bool], Awaitable[Problems]]
+    """Runs the checks; installs the program if the argument is true, else raises `NotInstalled`."""
+
+
+def python_client(
+    name: str, script: str, pins: Sequence[str]
+) -> Callable[[bool], Awaitable[Problems]]:
+    """A script in the environment of a Python package, against an agent."""
+
+    async def run(install: bool) -> Problems:
+        python = await asyncio.to_thread(python_environment, name, pins, install=install)
+        if python is None:
+            raise NotInstalled(f"install {pins[0]} with: make interop")
+        return await _against_agent([str(python), "-P", str(CLIENTS / script)])
+
+    return run
+
+
+def node_client(
+    name: str, script: str, pins: Mapping[str, str]
+) -> Callable[[bool], Awaitable[Problems]]:
+    """A script in the environment of an npm package, against an agent."""
+
+    async def run(install: bool) -> Problems:
+        home = await asyncio.to_thread(node_environment, name, dict(pins), install=install)
+        if home is None:
+            raise NotInstalled(f"install {' '.join(pins)} with: make interop")
+        copied = home / script  # modules are resolved from the folder of the script
+        copied.write_text((CLIENTS / script).read_text())
+        return await _against_agent([str(node()), str(copied)])
+
+    return run
+
+
+async def _against_agent(command: Sequence[str]) -> Problems:
+    """Run a client with the address of an agent and a token; its last line says what failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with obedient_agent(Path(folder)) as house:
+            output = await finished([*command, house.url, await house.token()])
+    found: Problems = json.loads(output.strip().splitlines()[-1])
+    return found
+
+
+async def finished(
+    command: Sequence[str], env: Mapping[str, str] | None = None, folder: Path | None = None
+) -> str:
+    """The output of a program that must end by itself."""
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore", **(env or {})}
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=environment, cwd=folder
+    )
+    try:
+        async with asyncio.timeout(CLIENT_TIMEOUT_S):
+            output, errors = await process.communicate()
+    except BaseException:
+        process.kill()
+        await process.wait()
+        raise
+    if process.returncode:
+        raise RuntimeError(f"exit {process.returncode}: {errors.decode(errors='replace')[-2_000:]}")
+    return output.decode()
+
+
+CODEX = "0.169.0"
+CODEX_CONFIG = """model = "lead"
+model_provider = "evoclaw"
+[model_providers.evoclaw]
+name = "EvoClaw"
+base_url = "{url}/v1"
+env_key = "EVOCLAW_TOKEN"
+wire_api = "responses"
+"""
+
+
+async def codex(install: bool) -> Problems:
+    """Codex runs a command that the agent asks for, and reports the agent's answer."""
+    pins = {"@openai/codex": CODEX}
+    home = await asyncio.to_thread(node_environment, "codex", pins, install=install)
+    if home is None:
+        raise NotInstalled("install @openai/codex with: make interop")
+    prompt = 'Call exec_command {"cmd": "echo made-$((40+2)) > made.txt && cat made.txt"}'
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for part in ("home", "work", "service"):
+            (folder / part).mkdir()
+        async with obedient_agent(folder / "service") as house:
+            (folder / "home/config.toml").write_text(CODEX_CONFIG.format(url=house.url))
+            command = [str(home / "node_modules/.bin/codex"), "exec", "--json"]
+            command += [
+                "--skip-git-repo-check",
+                "--dangerously-bypass-approvals-and-sandbox",
+                prompt,
+            ]
+            env = {"CODEX_HOME": str(folder / "home"), "EVOCLAW_TOKEN": await house.token()}
+            output = await finished(command, env, folder / "work")
+            runs = await house.runs.list("local")
+        made = folder / "work/made.txt"
+        said = made.read_text() if made.is_file() else "nothing"
+    return {
+        "the command of the agent runs": "" if said == "made-42\n" else said,
+        "the answer of the agent is shown": "" if "The result is" in output else output[-500:],
+        "the whole task is one durable run": "" if len(runs) == 1 else f"{len(runs)} runs",
+    }
+
+
+def pinned(name: str) -> str:
+    """The version of a package of the development environment."""
+    from importlib.metadata import version
+
+    return version(name)
+
+
+async def openai_python(install: bool) -> Problems:
+    """The tests with the official Python client, which the development environment has."""
+    from bench.interop.environments import ROOT
+
+    files = ["tests/api/test_openai_client.py", "tests/api/test_responses_client.py"]
+    command = [str(ROOT / ".venv/bin/pytest"), "-q", "-p", "no:xdist", "-rA", "--no-header", *files]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, cwd=ROOT
+    )
+    output, _ = await process.communicate()
+    found = re.findall(r"^(PASSED|FAILED|ERROR) (\S+)", output.decode(), re.MULTILINE)
+    return {name: "" if outcome == "PASSED" else outcome for outcome, name in found}
+
+
+ATIF = "1.8.0"
+ATIF_RUNS = {
+    "a run with text": "Say hello",
+    "a run with a call": 'Call work {"what": "it"}',
+    "a run with a call that fails": 'Call work {"what": 3}',
+    "a run with a call of an unknown tool": "Call nothing",
+}
+
+
+async def atif(install: bool) -> Problems:
+    """Runs, exported as `evoclaw export --format atif` does, are valid trajectories."""
+    python = await asyncio.to_thread(python_environment, "atif", [f"atif=={ATIF}"], install=install)
+    if python is None:
+        raise NotInstalled("install atif with: make interop")
+    files: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        async with obedient_agent(Path(folder)) as house:
+            for name, message in ATIF_RUNS.items():
+                request = RunRequest(message=message, agent="lead")
+                view, _ = await house.runs.start(LOCAL_PRINCIPAL, request)
+                await house.runs.result("local", view.run_id)
+                records = await house.talks.store.records(view.run_id)
+                file = Path(folder) / f"{name}.json"
+                file.write_text(json.dumps(to_atif(records, session_id=view.session_id)))
+                files.append(str(file))
+        output = await finished([str(python), "-P", str(CLIENTS / "atif_validator.py"), *files])
+    found: Problems = json.loads(output)
+    return found
+
+
+PYDANTIC_AI, LANGCHAIN, AGENTS, NPM_OPENAI = "2.66.0", "1.7.3", "0.24.0", "6.49.0"
+OPEN_RESPONSES = "2.4.0"
+CHAT, RESPONSES = "OpenAI chat completions and Responses", "OpenAI Responses"
+JUDGES = (
+    Judge(CHAT, "v1", "openai (Python)", pinned("openai"), openai_python),
+    Judge(
+        CHAT,
+        "v1",
+        "openai (npm)",
+        NPM_OPENAI,
+        node_client("openai", "openai_client.mjs", {"openai": NPM_OPENAI}),
+    ),
+    Judge(
+        CHAT,
+        "v1",
+        "pydantic-ai",
+        PYDANTIC_AI,
+        python_client(
+            "pydantic-ai", "pydantic_ai_client.py", [f"pydantic-ai-slim[openai]=={PYDANTIC_AI}"]
+        ),
+    ),
+    Judge(
+        CHAT,
+        "v1",
+        "LangChain",
+        LANGCHAIN,
+        python_client("langchain", "langchain_client.py", [f"langchain-openai=={LANGCHAIN}"]),
+    ),
+    Judge(
+        RESPONSES,
+        "v1",
+        "OpenAI Agents SDK",
+        AGENTS,
+        python_client("openai-agents", "openai_agents_client.py", [f"openai-agents=={AGENTS}"]),
+    ),
+    Judge(RESPONSES, "v1", "Codex CLI", CODEX, codex),
+    Judge(
+        "Open Responses",
+        "types 2.4.0",
+        "openresponses-types",
+        OPEN_RESPONSES,
+        python_client(
+            "openresponses", "open_responses_client.py", [f"openresponses-types=={OPEN_RESPONSES}"]
+        ),
+    ),
+    Judge("ATIF (export)", "1.7", "atif", ATIF, atif),
+)
