@@ -53,7 +53,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
         raise ConfigError(f"the model file {path} cannot be read: {error.strerror}") from None
     except (ValueError, LookupError, RecursionError, struct.error):
         raise ConfigError(
-            f"{path} is no model file in the GGUF format, or it is incomplete; download it again"
+            f"{path} is not a model file in the GGUF format, or it is incomplete; download it again"
         ) from None
     return _header(fields)
 
