@@ -1,7 +1,8 @@
 """Replies of real small models, as their server sent them, and what we make of them.
 
 `python -m tests.providers.reply_corpus` records them again, with the model files that are on this
-machine; read the difference before you commit it. `test_reply_corpus.py` parses them.
+machine; `--parse` keeps the replies, and writes what we make of them now. Read the difference
+before you commit it. `test_reply_corpus.py` parses them.
 """
 
 from __future__ import annotations
@@ -249,9 +250,32 @@ async def _post(session: aiohttp.ClientSession, url: str, key: str, body: dict[s
         return (await answer.read()).decode()
 
 
+async def _parsed_again(recording: Recording) -> Recording:
+    """The same replies with what we make of them now."""
+    replies: list[RecordedReply] = []
+    async with Http() as http:
+        for reply in recording.replies:
+            made = (await make(reply.situation, http, streamed([reply.streamed])))[1]
+            other = made
+            if reply.whole:
+                other = (await make(reply.situation, http, whole_answer(reply.whole)))[1]
+            other = None if other == made else other
+            replies.append(msgspec.structs.replace(reply, made=made, made_of_whole=other))
+    return Recording(recording.model, tuple(replies))
+
+
+def _write(recording: Recording) -> None:
+    text = json.dumps(msgspec.to_builtins(recording), indent=1, ensure_ascii=False)
+    (FOLDER / f"{recording.model}.json").write_text(f"{text}\n")
+
+
 async def main(names: Sequence[str]) -> None:
     """Record the situations that are missing; delete a file to record all of its model again."""
     FOLDER.mkdir(parents=True, exist_ok=True)
+    if names == ["--parse"]:
+        for path in FOLDER.glob("*.json"):
+            _write(await _parsed_again(read_recording(path.stem)))
+        return
     for name in names or MODELS:
         model, path = find_model(name), FOLDER / f"{name}.json"
         if model is None:
@@ -260,8 +284,7 @@ async def main(names: Sequence[str]) -> None:
         known = read_recording(name) if path.exists() else Recording(name, ())
         async with aclosing(_record(model, known)) as recordings:
             async for recording in recordings:
-                text = json.dumps(msgspec.to_builtins(recording), indent=1, ensure_ascii=False)
-                path.write_text(f"{text}\n")
+                _write(recording)
                 last = recording.replies[-1]
                 sys.stdout.write(f"{name}: {last.situation}: {last.made}\n")
                 sys.stdout.flush()

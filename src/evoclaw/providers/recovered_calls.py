@@ -60,7 +60,7 @@ class RecoveredCallsProvider:
                         if reader.fed != reply.text:
                             reader = _Reader(request)
                             reader.feed(reply.text)
-                        for delta in reader.finish(has_calls=bool(reply.calls)):
+                        for delta in reader.finish(reply):
                             yield delta
                         yield Replied(reader.reply(reply))
                     case _:
@@ -87,10 +87,10 @@ class _Reader:
         self._fed.append(piece)
         return self._keep(self._scanner.feed(piece))
 
-    def finish(self, *, has_calls: bool) -> list[TextDelta]:
+    def finish(self, reply: Reply) -> list[TextDelta]:
         """The rest of the text; with what was held back if the model made a native call."""
-        rest = self._scanner.finish()
-        if has_calls:
+        rest = self._scanner.finish(cut_short=reply.finish is not Finish.STOP)
+        if reply.calls:
             rest += [TextDelta(text) for text in self._scanner.held]
         return self._keep(rest)
 
