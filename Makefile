@@ -14,7 +14,7 @@ SQLD := $(VENV)/.sqld
 
 .DEFAULT_GOAL := help
 .PHONY: help setup fmt lint types quick test test-all test-faults test-page test-bypass test-llm check bench fleetbench servicebench startbench \
-	fleetspeed scalebench scalespeed pagebench growth soak tracebench taskbench toolbench policybench sandboxbench cagebench agentdojo mcp-conformance interop demo newcomer screenshots recording icons reference docs serve-docs constraints vendor clean
+	fleetspeed scalebench scalespeed pagebench growth soak tracebench taskbench toolbench embeddedbench policybench sandboxbench cagebench agentdojo mcp-conformance interop demo newcomer screenshots recording icons reference docs serve-docs constraints vendor clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 17
@@ -157,6 +157,9 @@ taskbench: $(READY) $(LOCAL) ## give models tasks for the whole product and judg
 
 toolbench: $(READY) ## compare grep and glob with ripgrep and find, and measure dispatch; ends with one JSON object
 	$(BIN)/python bench/toolbench.py
+
+embeddedbench: $(READY) $(LOCAL) ## measure the embedded server: start, memory, speed, the second turn; ends with one JSON object
+	$(BIN)/python -m bench.embedded $(ARGS)
 
 policybench: $(READY) ## measure the cost of a verdict, policy by policy; ends with one JSON object
 	$(BIN)/python bench/policies.py

@@ -1,12 +1,13 @@
-"""A real model, small and foolish: what is asserted is structure, never wisdom."""
+"""Real models: SmolLM2, small and foolish, of which only structure is asserted; and answers of a
+model that can be trusted with a tool, where its weights are on this machine."""
 
 import asyncio
 import os
 import select
-import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -23,16 +24,27 @@ from evoclaw.core.events import (
 )
 from evoclaw.core.history import History
 from evoclaw.core.loop import run_loop
-from evoclaw.core.messages import Finish, Reply, TextBlock, ToolResult, user
+from evoclaw.core.messages import Finish, Reply, SystemMessage, TextBlock, ToolResult, user
 from evoclaw.core.ports import AllowAll, Ports, Progress, Provider, Request
+from evoclaw.core.profile import Profile
 from evoclaw.core.state import new_run
 from evoclaw.core.tools import Call, Effect, Tool
+from evoclaw.executors.files import LocalFiles
+from evoclaw.executors.local import LocalExecutor
+from evoclaw.orchestrator.agents.prompt import system_prompt
 from evoclaw.providers.anthropic import AnthropicProvider
-from evoclaw.providers.embedded import EMBEDDED_PROFILE, MODEL, EmbeddedProvider, EmbeddedServer
+from evoclaw.providers.embedded import SMOLLM2, EmbeddedProvider, packaged_model
+from evoclaw.providers.embedded_server import EmbeddedServer
+from evoclaw.providers.embedded_settings import EmbeddedSettings
 from evoclaw.providers.http import Http, RetryPolicy
 from evoclaw.providers.openai import OpenAIProvider
+from evoclaw.providers.recovered_calls import RecoveredCallsProvider
 from evoclaw.providers.registry import find_default_model, provider_for
 from evoclaw.providers.text_calls import TextCallProvider
+from evoclaw.tools.catalogue import load
+from tests.support.command_line import shell
+from tests.support.llama_server import llama_server
+from tests.support.weights import CODER_15B, require_model
 
 pytestmark = [pytest.mark.real_llm, pytest.mark.asyncio(loop_scope="module")]
 
@@ -47,11 +59,12 @@ QUESTION = "What does a chair cost?"
 HANG_UP = {"Connection": "close"}
 """llama.cpp closes the connection after a stream, although it promises not to."""
 DIALECTS = ["openai", "anthropic"]
+PROFILE = Profile(context_tokens=4096, max_output_tokens=512)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served() -> AsyncIterator[tuple[EmbeddedServer, str]]:
-    async with aclosing(EmbeddedServer()) as server:
+    async with aclosing(EmbeddedServer(packaged_model())) as server:
         yield server, await server.start()
 
 
@@ -65,25 +78,25 @@ def dial(dialect: str, http: Http, served: tuple[EmbeddedServer, str]) -> Provid
     server, address = served
     if dialect == "openai":
         return OpenAIProvider(
-            MODEL,
+            SMOLLM2,
             http=http,
             base_url=f"{address}/v1",
             api_key=server.key,
             headers=HANG_UP,
-            profile=EMBEDDED_PROFILE,
+            profile=PROFILE,
         )
     return AnthropicProvider(
-        MODEL,
+        SMOLLM2,
         http=http,
         base_url=address,
         api_key=server.key,
         headers=HANG_UP,
-        profile=EMBEDDED_PROFILE,
+        profile=PROFILE,
     )
 
 
 async def events_of(provider: Provider, request: Request) -> list[ReplyEvent]:
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(240):
         return [piece async for piece in provider.stream(request)]
 
 
@@ -189,7 +202,7 @@ async def test_a_request_without_the_api_key_is_refused(
     http: Http, served: tuple[EmbeddedServer, str]
 ) -> None:
     provider = OpenAIProvider(
-        MODEL, http=http, base_url=f"{served[1]}/v1", retry=RetryPolicy(attempts=1)
+        SMOLLM2, http=http, base_url=f"{served[1]}/v1", retry=RetryPolicy(attempts=1)
     )
     with pytest.raises(ProviderError) as caught:
         await reply_of(provider, Request(History([user("hello")])))
@@ -200,24 +213,11 @@ async def nobody(url: str) -> bytes | None:
     return None
 
 
-async def test_the_provider_starts_its_server_and_restarts_it_after_a_crash(http: Http) -> None:
+async def test_the_packaged_model_is_the_default_without_a_key_and_is_free(http: Http) -> None:
     assert await find_default_model({}, nobody) == "embedded"
-    server = EmbeddedServer()
-    async with aclosing(EmbeddedProvider(http=http, server=server)) as provider:
-        assert not server.running
-        request = Request(History([user("Say hello.")]), max_tokens=4)
+    request = Request(History([user("Say hello.")]), max_tokens=4)
+    async with aclosing(EmbeddedProvider(model=packaged_model(), http=http)) as provider:
         assert (await reply_of(provider, request)).cost == 0.0
-        first = server.pid
-        assert first is not None
-        gone = watch(first)
-        os.kill(first, signal.SIGKILL)
-        assert await asyncio.to_thread(gone)
-        async with asyncio.timeout(30):
-            await server.wait()
-        assert (await reply_of(provider, request)).text
-        second = server.pid
-        assert second not in (None, first)
-    assert not server.running
     await provider_for("embedded", http=http, env={}).stream(request).aclose()
 
 
@@ -225,9 +225,10 @@ async def test_the_provider_starts_its_server_and_restarts_it_after_a_crash(http
 async def test_the_server_dies_with_its_parent_process() -> None:
     code = (
         "import asyncio, sys\n"
-        "from evoclaw.providers.embedded import EmbeddedServer\n"
+        "from evoclaw.providers.embedded import packaged_model\n"
+        "from evoclaw.providers.embedded_server import EmbeddedServer\n"
         "async def main():\n"
-        "    server = EmbeddedServer()\n"
+        "    server = EmbeddedServer(packaged_model())\n"
         "    await server.start()\n"
         "    print(server.pid, flush=True)\n"
         "    await asyncio.Event().wait()\n"
@@ -255,3 +256,73 @@ def watch(pid: int) -> Callable[[], bool]:
             os.close(descriptor)
 
     return gone
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def coder(http: Http) -> AsyncIterator[Provider]:
+    """A model that can be trusted with a tool."""
+    settings = EmbeddedSettings(slots=1)
+    model = require_model(CODER_15B)
+    async with aclosing(EmbeddedProvider(model=model, http=http, settings=settings)) as provider:
+        yield RecoveredCallsProvider(provider)
+
+
+async def run_in(folder: Path, provider: Provider, task: str, *tools: str) -> list[object]:
+    """The events of a run with tools on a folder."""
+    executor = LocalExecutor(load(tools), files=LocalFiles(folder))
+    state = new_run((SystemMessage(system_prompt(folder)), user(task)))
+    ports = Ports(provider, executor, AllowAll())
+    async with asyncio.timeout(600):
+        return [event async for event in run_loop(state, ports, LoopSettings(max_turns=6))]
+
+
+FILE_TOOLS = ("read", "write", "edit", "glob", "grep")
+
+
+async def test_the_model_reads_a_file_and_answers_from_it(coder: Provider, tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("The door code is 4711.\n")
+    events = await run_in(tmp_path, coder, "What does note.txt say?", *FILE_TOOLS)
+    end = events[-1]
+    assert isinstance(end, RunFinished)
+    assert (end.stop, end.tools_used) == (StopReason.COMPLETED, ("read",))
+    assert "4711" in end.text
+
+
+async def test_the_model_writes_a_file(coder: Provider, tmp_path: Path) -> None:
+    task = "Create the file hello.txt with the text: Good morning"
+    await run_in(tmp_path, coder, task, *FILE_TOOLS)
+    assert (tmp_path / "hello.txt").read_text().strip() == "Good morning"
+
+
+async def test_the_model_finds_a_file_by_its_content(coder: Provider, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("apples\n")
+    (tmp_path / "b.txt").write_text("The treasure is under the oak.\n")
+    task = "Which file in this folder contains the word treasure? Use grep."
+    end = (await run_in(tmp_path, coder, task, *FILE_TOOLS))[-1]
+    assert isinstance(end, RunFinished)
+    assert "grep" in end.tools_used
+    assert "b.txt" in end.text
+
+
+async def test_a_second_turn_does_not_read_the_prompt_again(
+    coder: Provider, tmp_path: Path
+) -> None:
+    (tmp_path / "note.txt").write_text("The door code is 4711.\n")
+    events = await run_in(tmp_path, coder, "What does note.txt say?", *FILE_TOOLS)
+    usages = [event.reply.usage for event in events if isinstance(event, Replied)]
+    assert len(usages) >= 2
+    for before, after in zip(usages, usages[1:], strict=False):
+        assert after.cache_read >= 0.9 * before.input
+
+
+async def test_a_run_with_a_llama_cpp_server_calls_the_tool_and_answers(tmp_path: Path) -> None:
+    model = require_model(CODER_15B)
+    async with llama_server(model.path) as address, shell(tmp_path) as here:
+        here.env |= {"LLAMACPP_BASE_URL": f"{address}/v1"}
+        (here.workspace / "note.txt").write_text("The door code is 4711.\n")
+        name = f"llamacpp/{CODER_15B}"
+        ran = await here.type("run", "--model", name, "--tools", "read", "What does note.txt say?")
+    assert ran.code == 0, ran.err
+    assert '▶ read path="note.txt"' in ran.err
+    assert "4711" in ran.out
+    assert "arguments" not in ran.out

@@ -41,6 +41,9 @@ FORMS = {
     "tagged": (f"<tool_call>\n{CALL}\n</tool_call>", ""),
     "tagged and fenced": (f"```xml\n<tool_call>{CALL}</tool_call>\n```", ""),
     "without an end tag": (f"<tool_call>{CALL}", ""),
+    "without its last brace": (CALL[:-1], ""),
+    "fenced without its last brace": (f"Sure.\n```json\n{CALL[:-1]}\n```", "Sure.\n"),
+    "tagged without its last brace": (f"<tool_call>\n{CALL[:-1]}\n</tool_call>", ""),
     "a list": (f"[{CALL}]", ""),
     "pretty": (json.dumps(json.loads(CALL), indent=4), ""),
     "parameters": ('{"name": "read", "parameters": {"path": "note.txt"}}', ""),
@@ -82,6 +85,7 @@ TEXTS = {
     "one of two does not fit": f'[{CALL}, {{"name": "read", "arguments": {{}}}}]',
     "not JSON": '{"name": "read", "arguments": {"path": note.txt}}',
     "cut short": '{"name": "read", "arguments": {"path": "note',
+    "without its last two braces": CALL[:-2],
     "other JSON": '{"path": "note.txt", "lines": [1, 2, {"name": "read"}]}',
     "a call inside other JSON": f'{{"example": {CALL}}}',
     "a call inside a list of other things": f"[1, {CALL}]",
@@ -150,6 +154,13 @@ async def test_a_recovered_call_is_marked_and_not_shown() -> None:
     assert shown.strip() == reply.text == "I read it."
     assert [(call.id, call.name) for call in reply.calls] == [("text_1", "read")]
     assert (reply.finish, reply.recovered) == (Finish.CALLS, True)
+
+
+async def test_a_call_at_the_end_of_a_reply_that_was_cut_short_is_text() -> None:
+    cut = Reply(CALL[:-1], finish=Finish.LENGTH)
+    request = Request(History([user("go")]), TOOLS)
+    events = [e async for e in RecoveredCallsProvider(Scripted(cut)).stream(request)]
+    assert events[-1] == Replied(cut)
 
 
 async def test_without_offered_tools_json_is_text() -> None:

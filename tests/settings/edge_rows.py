@@ -381,6 +381,13 @@ EDGE_ROWS: Rows = {
         f'{NAME}[model]\nname = "ollama/small"\n',
         shown="tests/providers/test_recovered_calls.py::RecoveredCallsProvider",
     ),
+    **{
+        f"embedded.{key}": Elsewhere(
+            "tests/cli/test_embedded_model.py::"
+            "test_an_edge_serves_its_model_as_its_own_settings_say"
+        )
+        for key in ("threads", "slots", "context_tokens", "idle_s")
+    },
     "model.name": row('[model]\nname = "ollama/small"\n', lambda made: made.advert.llm),
     "policy.rules": verdicts('[policy]\nrules = "FOLDER/rules.toml"\n', _LS),
     "policy.off": verdicts('[policy.off]\nbash = "not here"\n', _LS),

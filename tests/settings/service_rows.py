@@ -468,6 +468,17 @@ SERVICE_ROWS: Rows = {
         '[orchestrator]\ncheaper_models = ["ollama/small"]\n',
         shown="tests/cli/test_run.py::test_calls_in_text_can_be_switched_off",
     ),
+    **{
+        f"embedded.{key}": Elsewhere(
+            "tests/cli/test_embedded_model.py::"
+            "test_threads_slots_and_context_tokens_reach_the_server"
+        )
+        for key in ("threads", "slots", "context_tokens")
+    },
+    "embedded.idle_s": Elsewhere(
+        "tests/cli/test_embedded_model.py::"
+        "test_the_server_of_a_service_stops_after_idle_s_and_the_next_run_starts_it_again"
+    ),
     "orchestrator.provider_packages": Elsewhere(EXTENSIONS),
     "orchestrator.tools.packages": Elsewhere(EXTENSIONS),
     "orchestrator.tools.workspace_text": Elsewhere(

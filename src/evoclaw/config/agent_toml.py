@@ -41,6 +41,7 @@ from evoclaw.governance.network import NetworkSettings
 from evoclaw.governance.rate_limits import RateSettings
 from evoclaw.governance.rules.command_rules import PolicySettings
 from evoclaw.observe.audit.settings import AuditSettings
+from evoclaw.providers.embedded_settings import DEFAULT_EMBEDDED_SETTINGS, EmbeddedSettings
 from evoclaw.sandbox.engines.registry import SandboxSettings
 from evoclaw.transport.private_files import write_private
 
@@ -186,6 +187,7 @@ class EdgeConfig(Struct, frozen=True, kw_only=True):
     """MCP servers whose tools this edge offers."""
     limits: EdgeLimits = EdgeLimits()
     model: ModelConfig = ModelConfig()
+    embedded: EmbeddedSettings = DEFAULT_EMBEDDED_SETTINGS
     policy: PolicySettings = PolicySettings()
     flow: FlowSettings = FlowSettings()
     network: NetworkSettings = NetworkSettings()

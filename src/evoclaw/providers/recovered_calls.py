@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from itertools import islice
 
 import msgspec
 
 from evoclaw.core.events import Replied, ReplyEvent, ReplyRetried, TextDelta
-from evoclaw.core.history import History
-from evoclaw.core.messages import Finish, Reply, ToolCall, ToolResult, UserMessage
+from evoclaw.core.messages import Finish, Reply, ToolCall
 from evoclaw.core.ports import Provider, Request
 from evoclaw.core.profile import Profile
 from evoclaw.core.toolset import Toolset
-from evoclaw.providers.json_calls import JsonCallScanner, calls_in
+from evoclaw.providers.json_calls import JsonCallScanner
 from evoclaw.providers.request_encoding import own_tool_names
-from evoclaw.providers.text_call_scanner import JsonSpan, ScannedCall
+from evoclaw.providers.text_call_scanner import ScannedCall
 from evoclaw.providers.text_calls import last_call_number
+from evoclaw.providers.untrusted_texts import UntrustedTexts
 from evoclaw.providers.wrappers import close
-
-_START = re.compile(r'[{\[]\s*[{\[]?\s*"')
-MAX_COMPARED_VALUES = 1_000
-"""JSON values in one message that are compared with a call."""
 
 
 class RecoveredCallsProvider:
@@ -67,7 +61,7 @@ class RecoveredCallsProvider:
                         if reader.fed != reply.text:
                             reader = _Reader(request)
                             reader.feed(reply.text)
-                        for delta in reader.finish(has_calls=bool(reply.calls)):
+                        for delta in reader.finish(reply):
                             yield delta
                         yield Replied(reader.reply(reply))
                     case _:
@@ -81,7 +75,7 @@ class _Reader:
         self._request = request
         self._own_names = own_tool_names(request.tools)
         self._scanner = JsonCallScanner(self._toolset(), self._is_repeated)
-        self._repeatable: frozenset[bytes] | None = None
+        self._untrusted: UntrustedTexts | None = None
         self._fed: list[str] = []
         self._text: list[str] = []
 
@@ -95,10 +89,10 @@ class _Reader:
         self._fed.append(piece)
         return self._keep(self._scanner.feed(piece))
 
-    def finish(self, *, has_calls: bool) -> list[TextDelta]:
+    def finish(self, reply: Reply) -> list[TextDelta]:
         """The rest of the text; with what was held back if the model made a native call."""
-        rest = self._scanner.finish()
-        if has_calls:
+        rest = self._scanner.finish(cut_short=reply.finish is not Finish.STOP)
+        if reply.calls:
             rest += [TextDelta(text) for text in self._scanner.held]
         return self._keep(rest)
 
@@ -145,29 +139,6 @@ class _Reader:
         return deltas
 
     def _is_repeated(self, call: ScannedCall) -> bool:
-        if self._repeatable is None:
-            self._repeatable = frozenset(_calls_in_messages(self._request.history))
-        return _key(call) in self._repeatable
-
-
-def _key(call: ScannedCall) -> bytes:
-    arguments = msgspec.json.decode(call.arguments)
-    return msgspec.json.encode([call.name, arguments], order="sorted")
-
-
-def _calls_in_messages(history: History) -> Iterator[bytes]:
-    """What looks like a call in messages and results: data, even if the model repeats it."""
-    for message in history:
-        if isinstance(message, UserMessage | ToolResult):
-            text = message.text
-            for variant in {text, text.replace('\\"', '"')}:
-                yield from _calls_in_text(variant)
-
-
-def _calls_in_text(text: str) -> Iterator[bytes]:
-    for start in islice(_START.finditer(text), MAX_COMPARED_VALUES):
-        value = text[start.start() :]
-        end = JsonSpan().end(value)
-        if end is not None:
-            for call in calls_in(value[:end]):
-                yield _key(call)
+        if self._untrusted is None:
+            self._untrusted = UntrustedTexts(self._request.history)
+        return self._untrusted.contain(call)

@@ -14,6 +14,7 @@ from msgspec import Struct
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.ports import Provider
 from evoclaw.core.profile import CallStyle, Profile
+from evoclaw.providers.embedded_settings import DEFAULT_EMBEDDED_SETTINGS, EmbeddedSettings
 from evoclaw.providers.prices import TokenRate, price_function
 from evoclaw.providers.profiles import profile_for
 
@@ -38,6 +39,8 @@ class ProviderOptions(Struct, frozen=True):
     """Providers of packages, by the prefix of their models."""
     calls_in_text: bool = True
     """Whether JSON in a model's text that names an offered tool is a call."""
+    embedded: EmbeddedSettings = DEFAULT_EMBEDDED_SETTINGS
+    """How the models on this machine are served."""
 
 
 DEFAULT_OPTIONS = ProviderOptions()
@@ -131,6 +134,7 @@ def provider_for(
     retry: RetryPolicy | None = None,
     factories: Mapping[str, ProviderFactory] | None = None,
     calls_in_text: bool = True,
+    embedded: EmbeddedSettings = DEFAULT_EMBEDDED_SETTINGS,
 ) -> Provider:
     """Create the provider that serves `prefix/model`; nothing is sent before its first request.
 
@@ -144,14 +148,15 @@ def provider_for(
         retry: When and how often to retry.
         factories: Providers of packages, by prefix.
         calls_in_text: Whether JSON in the model's text may be a call, if its profile allows it.
+        embedded: How a model on this machine is served.
 
     Raises:
         ConfigError: The name is invalid or a key is missing; the message says what to do.
     """
     if is_embedded(name):
-        from evoclaw.providers.embedded import EmbeddedProvider
+        from evoclaw.providers.embedded import EmbeddedProvider, packaged_model
 
-        provider = EmbeddedProvider(http=http)
+        provider = EmbeddedProvider(model=packaged_model(), http=http, settings=embedded)
         return _with_recovered_calls(provider) if calls_in_text else provider
     known = {**ENDPOINTS, **(endpoints or {})}
     own = factories or {}
@@ -222,6 +227,7 @@ def configured_provider(
         retry=retry,
         factories=options.factories,
         calls_in_text=options.calls_in_text,
+        embedded=options.embedded,
     )
 
 

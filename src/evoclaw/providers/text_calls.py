@@ -1,7 +1,8 @@
 """Tool calls in text, for models without native calls: descriptions, calls and results are text.
 
 Only the model's own reply is scanned for calls. Results of tools are data: markup in them that
-looks like a call, or like the end of a result, is escaped before the model sees it.
+looks like a call, or like the end of a result, is escaped before the model sees it, and a call that
+the model only repeats from them is shown as text.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from evoclaw.core.tools import Tool
 from evoclaw.providers.hermes import HermesScanner
 from evoclaw.providers.react import ReActScanner
 from evoclaw.providers.text_call_scanner import CallScanner, Deltas, ScannedCall, is_json
+from evoclaw.providers.untrusted_texts import UntrustedTexts
 from evoclaw.providers.wrappers import close
 
 Style: TypeAlias = Literal["hermes", "react"]
@@ -125,7 +127,7 @@ class TextCallProvider:
                         if reader.fed != reply.text:
                             reader = self._new_reader(request)
                             reader.feed(reply.text)
-                        for delta in reader.finish():
+                        for delta in (*reader.finish(), *reader.drop_repeated(request)):
                             yield delta
                         yield Replied(_with_calls(reply, reader, request))
                     case _:
@@ -184,6 +186,8 @@ class _ReplyReader:
         self._fed: list[str] = []
         self._text: list[str] = []
         self._thoughts: list[str] = []
+        self.calls: Sequence[ScannedCall] = ()
+        """The calls, once the text has ended."""
 
     @property
     def fed(self) -> str:
@@ -197,16 +201,25 @@ class _ReplyReader:
     def thoughts(self) -> str:
         return "".join(self._thoughts).strip()
 
-    @property
-    def calls(self) -> Sequence[ScannedCall]:
-        return self._scanner.calls if self._scanner else ()
-
     def feed(self, piece: str) -> Deltas:
         self._fed.append(piece)
         return self._keep(self._scanner.feed(piece) if self._scanner else [TextDelta(piece)])
 
     def finish(self) -> Deltas:
-        return self._keep(self._scanner.finish() if self._scanner else [])
+        if self._scanner is None:
+            return []
+        rest = self._keep(self._scanner.finish())
+        self.calls = self._scanner.calls
+        return rest
+
+    def drop_repeated(self, request: Request) -> Deltas:
+        """Turn calls that a message or a result describes back into text."""
+        if not self.calls:
+            return []
+        untrusted = UntrustedTexts(request.history)
+        repeated = [call for call in self.calls if untrusted.contain(call)]
+        self.calls = [call for call in self.calls if call not in repeated]
+        return self._keep([TextDelta(f"\n{call.name} {call.arguments}") for call in repeated])
 
     def _keep(self, deltas: Deltas) -> Deltas:
         for delta in deltas:

@@ -341,6 +341,7 @@ async def _write_agent_toml(
             "max_retries": general.max_retries,
             "calls_in_text": general.calls_in_text,
         }
+        values["embedded"] = msgspec.to_builtins(local.settings.embedded)
     values |= _shared_tables(local.settings)
     path = folder / "agent.toml"
     write_agent_toml(path, values, replace=True)

@@ -120,7 +120,9 @@ async def _ports(
     from evoclaw.providers.registry import ProviderOptions, open_provider
 
     model = config.model
-    options = ProviderOptions(model.max_retries, calls_in_text=model.calls_in_text)
+    options = ProviderOptions(
+        model.max_retries, calls_in_text=model.calls_in_text, embedded=config.embedded
+    )
     provider = await stack.enter_async_context(open_provider(model.name, env, options))
     return Ports(provider, pipeline, pipeline.policy), True
 

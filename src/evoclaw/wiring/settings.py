@@ -51,7 +51,7 @@ def provider_options(settings: EvoClawConfig) -> ProviderOptions:
 
     general = settings.orchestrator
     packages = package_providers(general.provider_packages)
-    return ProviderOptions(general.max_retries, packages, general.calls_in_text)
+    return ProviderOptions(general.max_retries, packages, general.calls_in_text, settings.embedded)
 
 
 def settings_template(env: Mapping[str, str], only: Sequence[str] = ()) -> str:

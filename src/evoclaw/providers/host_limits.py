@@ -1,0 +1,105 @@
+"""The cores and the memory that this machine has left for a model server.
+
+On Linux, the limits of the control group count as well: in a container, the machine has more than
+this process may use. On other systems only the number of cores is known.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+_ROOT = Path("/")
+_UNLIMITED_BYTES = 2**60
+"""cgroup v1 writes a limit near 2^63 where there is none."""
+
+
+def free_cores(root: Path = _ROOT) -> int:
+    """The cores that are not busy, of those that this process may use; at least 1.
+
+    Args:
+        root: Where `proc` and `sys` are; another folder in tests.
+    """
+    cores = min(_physical_cores(root), _cpu_quota(root))
+    return max(1, cores - round(_load(root)))
+
+
+def available_memory(root: Path = _ROOT) -> int | None:
+    """The bytes that this process can still use; None if the system does not say.
+
+    Args:
+        root: Where `proc` and `sys` are; another folder in tests.
+    """
+    kilobytes = re.search(r"^MemAvailable:\s+(\d+) kB$", _text(root / "proc/meminfo"), re.M)
+    if kilobytes is None:
+        return None
+    limits = [int(kilobytes[1]) * 1024]
+    for group in _groups(root, "memory"):
+        limit = _number(group / "memory.max") or _number(group / "memory.limit_in_bytes")
+        used = _number(group / "memory.current") or _number(group / "memory.usage_in_bytes")
+        if limit and used is not None and limit < _UNLIMITED_BYTES:
+            limits.append(limit - used + _reclaimable(group))
+    return max(0, min(limits))
+
+
+def _physical_cores(root: Path) -> int:
+    """The cores that this process may run on; two threads of one core compute no faster."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    usable = os.sched_getaffinity(0)
+    folder = root / "sys/devices/system/cpu"
+    threads = {
+        _text(folder / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in usable
+    }
+    return len(threads)
+
+
+def _cpu_quota(root: Path) -> int:
+    """The cores that the control groups allow, rounded down."""
+    cores = [os.cpu_count() or 1]
+    for group in _groups(root, "cpu"):
+        quota, _, period = _text(group / "cpu.max").partition(" ")
+        quota = quota or _text(group / "cpu.cfs_quota_us")
+        period = period or _text(group / "cpu.cfs_period_us")
+        if quota.isdigit() and period.isdigit() and int(period):
+            cores.append(int(quota) // int(period))
+    return max(1, min(cores))
+
+
+def _load(root: Path) -> float:
+    """How many cores other programs use, on average over the last minute."""
+    words = _text(root / "proc/loadavg").split()
+    return float(words[0]) if words else 0.0
+
+
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """The control group of this process and those above it, in the hierarchy of a controller."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, name = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        mount = root / "sys/fs/cgroup" / controllers
+        group = mount / name.lstrip("/")
+        # In a container the name is that on the host, where only the mount itself is visible.
+        yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(mount))
+
+
+def _reclaimable(group: Path) -> int:
+    """File pages that count as used, but that the kernel drops when memory is needed."""
+    found = re.search(r"^(?:total_)?inactive_file (\d+)$", _text(group / "memory.stat"), re.M)
+    return int(found[1]) if found else 0
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path)
+    return int(text) if text.isdigit() else None
+
+
+def _text(path: Path) -> str:
+    """The content of a file of the kernel; empty if it does not exist."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
