@@ -17,6 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from evoclaw.cli import exits
+from evoclaw.cli.model_offer import offer_model
 from evoclaw.cli.options import FILE, POSITIVE, ExclusiveCommand, F, json_option
 from evoclaw.cli.output import print_err
 from evoclaw.cli.progress import ProgressLine
@@ -43,6 +44,7 @@ from evoclaw.governance.autonomy import Level
 from evoclaw.governance.stops import Stops, cancel_on_stop
 from evoclaw.orchestrator.agents.prompt import system_prompt
 from evoclaw.orchestrator.people.approvals import CallApprovals
+from evoclaw.providers.registry import NoModelFound
 from evoclaw.store.sessions.recordings import Recording, reopen_recording
 from evoclaw.tools.question import UserPrompter
 
@@ -136,6 +138,11 @@ def start_run(options: RunOptions, opening: RunState | None = None) -> int:
     workspace = options.folder.resolve()
     if not workspace.is_dir():
         raise ConfigError(f"there is no folder {workspace}; create it, or use another --folder")
+    try:
+        return asyncio.run(_run(options, workspace, opening))
+    except NoModelFound:
+        if options.as_json or not offer_model(os.environ):
+            raise
     return asyncio.run(_run(options, workspace, opening))
 
 

