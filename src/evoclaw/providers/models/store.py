@@ -185,14 +185,15 @@ class ModelStore:
     def _read(self, file: Path) -> InstalledModel | None:
         """The model that a file describes; None if it, or the model, is not there."""
         try:
-            model = msgspec.json.decode(file.read_bytes(), type=InstalledModel)
+            content = file.read_bytes()
+            model = msgspec.json.decode(content, type=InstalledModel, dec_hook=_decode_path)
         except (OSError, msgspec.MsgspecError):
             return None
         path = file.with_suffix(".gguf")
         return msgspec.structs.replace(model, path=path) if path.is_file() else None
 
     def _write(self, model: InstalledModel) -> None:
-        _replace_file(model.path.with_suffix(".json"), msgspec.json.encode(model))
+        _replace_file(model.path.with_suffix(".json"), msgspec.json.encode(model, enc_hook=str))
 
 
 def make_models_folder(folder: Path) -> None:
@@ -247,6 +248,10 @@ def file_digest(path: Path, progress: Callable[[int], None]) -> str:
             read += len(piece)
             progress(read)
     return digest.hexdigest()
+
+
+def _decode_path(kind: type, value: str) -> Path:
+    return Path(value)
 
 
 def _replace_file(path: Path, content: bytes) -> None:
