@@ -348,9 +348,8 @@ async def _models_here(env: Mapping[str, str], get: Probe) -> AsyncGenerator[tup
         yield f"ollama/{model}", f"Ollama runs at {address}"
     if server_installed():
         for installed in usable_models(env):
-            entry = installed.entry
-            about = f": {entry.about.lower()}" if entry else ""
-            yield f"{EMBEDDED_MODEL}/{installed.name}", f"on this machine{about}"
+            about = f"; {entry.about}" if (entry := installed.entry) else ""
+            yield f"{EMBEDDED_MODEL}/{installed.name}", f"installed on this machine{about}"
 
 
 async def _model_of_server(url: str, get: Probe, *, has_key: bool) -> str:

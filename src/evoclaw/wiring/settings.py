@@ -56,11 +56,14 @@ async def default_model_and_reason(env: Mapping[str, str]) -> tuple[str, str]:
     Raises:
         ConfigError: There is none; the message says how to get one.
     """
+    from evoclaw.providers.models.local import is_local_name
     from evoclaw.providers.registry import found_models
 
     if name := _configured_model(env):
         return name, "the settings of the default agent name it"
     name = await model_for_run(None, env)
+    if is_local_name(name):
+        return name, "it is the most capable installed model that fits in memory"
     reasons = dict(await found_models(env))
     return name, reasons.get(name, "it was found first")
 

@@ -33,6 +33,19 @@ def test_a_header_says_what_the_model_is_and_what_it_needs(tmp_path: Path) -> No
     header.check_usable(tmp_path)
 
 
+def test_the_file_type_names_the_mixture_of_quantisations(tmp_path: Path) -> None:
+    assert header_of(tmp_path, gguf({**FACTS, "general.file_type": 15})).quantisation == "Q4_K_M"
+
+
+def test_a_large_vocabulary_is_skipped_in_blocks(tmp_path: Path) -> None:
+    words = [f"{'word' * (n % 9)}{n}" for n in range(60_000)]
+    long = {**FACTS, "tokenizer.ggml.tokens": [*words, "x" * 600_000, "y"]}
+    assert header_of(tmp_path, gguf(long)).vocabulary == 60_002
+    content = gguf(long)
+    with pytest.raises(GgufError, match="is cut short"):
+        header_of(tmp_path, content[:300_000])
+
+
 def test_layers_with_different_numbers_of_heads_are_added_up(tmp_path: Path) -> None:
     facts = {**FACTS, "qwen2.attention.head_count_kv": [2, 0, 0, 4], "qwen2.block_count": 4}
     assert header_of(tmp_path, gguf(facts)).cache_bytes_per_token == 6 * (64 + 64) * 2

@@ -30,6 +30,7 @@ MAX_KEPT_NUMBERS = 1_024
 MAX_TENSORS = 65_536
 MAX_DIMENSIONS = 8
 
+_BLOCK_BYTES = 2**18
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
@@ -39,7 +40,10 @@ _FORMATS = {
 }
 """The `struct` format of each type of number."""
 _WANTED = frozenset(
-    {"general.architecture", "general.name", "general.alignment", "tokenizer.chat_template"}
+    {
+        *("general.architecture", "general.name", "general.alignment", "general.file_type"),
+        "tokenizer.chat_template",
+    }
 )
 _WANTED_OF_ARCHITECTURE = frozenset(
     {
@@ -57,6 +61,12 @@ _TENSOR_TYPES = {
     **{20: ("IQ4_NL", 32, 18), 23: ("IQ4_XS", 256, 136)},
 }
 """The name of a tensor type, the numbers in one of its blocks, and the bytes of a block."""
+_FILE_TYPES = {
+    **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K"},
+    **{11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S"},
+    **{17: "Q5_K_M", 18: "Q6_K", 25: "IQ4_NL", 30: "IQ4_XS", 32: "BF16"},
+}
+"""The name of a mixture of tensor types."""
 _NOT_WEIGHTS = ("F32", "F16", "BF16")
 
 
@@ -75,7 +85,7 @@ class GgufHeader(Struct, frozen=True, kw_only=True):
     """The number of weights."""
     tensors: int
     quantisation: str
-    """The type of most of its weights, for example `Q4_K`."""
+    """How its weights are stored, for example `Q4_K_M`."""
     context_tokens: int
     """The context that it was trained with; 0 if the file does not say."""
     chat_template: str = ""
@@ -176,8 +186,7 @@ class _HeaderReader:
             self._strings += count
             if self._strings > MAX_STRINGS:
                 raise self._damaged(f"it lists more than {MAX_STRINGS:,} texts")
-            for _ in range(count):
-                self._skip(int(self._number("<Q")))
+            self._skip_strings(count)
             return count, []
         if kind not in _FORMATS:
             raise self._damaged(f"a list has elements of the unknown type {kind}")
@@ -186,6 +195,19 @@ class _HeaderReader:
         self._skip(count * struct.calcsize(_FORMATS[kind]))
         return count, []
 
+    def _skip_strings(self, count: int) -> None:
+        """Skip texts; a vocabulary has hundreds of thousands, so they are read in large blocks."""
+        length_of, block, at = struct.Struct("<Q").unpack_from, b"", 0
+        for _ in range(count):
+            if at + 8 > len(block):
+                self._skip(at)
+                block, at = self._file.read(_BLOCK_BYTES), 0
+                self._file.seek(-len(block), 1)
+                if len(block) < 8:
+                    raise self._cut_short()
+            at += 8 + length_of(block, at)[0]
+        self._skip(at)
+
     def _header(self, facts: dict[str, JSON], tensors: int) -> GgufHeader:
         architecture = facts.get("general.architecture")
         if not isinstance(architecture, str) or not architecture:
@@ -193,6 +215,8 @@ class _HeaderReader:
         parameters, quantisation = self._tensor_facts(
             tensors, _positive(facts, "general.alignment")
         )
+        file_type = facts.get("general.file_type")
+        mixture = _FILE_TYPES.get(file_type) if isinstance(file_type, int) else None
         template, name = facts.get("tokenizer.chat_template"), facts.get("general.name")
         vocabulary = _positive(facts, _TOKENS) or _positive(facts, f"{architecture}.vocab_size")
         return GgufHeader(
@@ -200,7 +224,7 @@ class _HeaderReader:
             name=name[:200] if isinstance(name, str) else "",
             parameters=parameters,
             tensors=tensors,
-            quantisation=quantisation,
+            quantisation=mixture or quantisation,
             context_tokens=_positive(facts, f"{architecture}.context_length"),
             chat_template=template if isinstance(template, str) else "",
             cache_bytes_per_token=_cache_bytes_per_token(facts, architecture),
