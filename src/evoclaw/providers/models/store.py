@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from evoclaw.core.errors import ConfigError, EvoClawError
-from evoclaw.providers.models.catalogue import CatalogueEntry, catalogue, entry_of_digest
+from evoclaw.providers.models.catalogue import ModelEntry, catalogue, entry_of_digest
 from evoclaw.providers.models.gguf import GgufHeader, read_gguf_header
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -47,7 +47,7 @@ class InstalledModel(Struct, frozen=True, kw_only=True):
     """The file's time stamp when it was verified; 0 is not checked."""
 
     @property
-    def entry(self) -> CatalogueEntry | None:
+    def entry(self) -> ModelEntry | None:
         """Its entry in the catalogue; None if it is not there."""
         return entry_of_digest(self.sha256)
 
@@ -207,7 +207,7 @@ def make_models_folder(folder: Path) -> None:
         ) from None
 
 
-def packaged_model(entry: CatalogueEntry) -> InstalledModel | None:
+def packaged_model(entry: ModelEntry) -> InstalledModel | None:
     """The file of an entry that an installed package contains; None if there is none."""
     from importlib import metadata  # it takes longer to import than all of this module
 
