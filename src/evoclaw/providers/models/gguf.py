@@ -10,7 +10,7 @@ import math
 import struct
 from collections import Counter
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from msgspec import Struct
 
@@ -325,7 +325,8 @@ def _cache_bytes_per_token(facts: dict[str, JSON], architecture: str) -> int:
     value_length = fact("attention.value_length") or head_length
     listed = facts.get(f"{architecture}.attention.head_count_kv")
     if isinstance(listed, list):
-        counts = [given for given in listed if isinstance(given, int) and 0 < given < 2**16]
+        numbers = cast("list[JSON]", listed)
+        counts = [given for given in numbers if isinstance(given, int) and 0 < given < 2**16]
         kv_heads = sum(counts)
     else:
         # Of some models, only one layer in so many attends to the whole context.
