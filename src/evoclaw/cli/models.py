@@ -12,6 +12,7 @@ import click
 from evoclaw.cli import exits
 from evoclaw.cli.options import CommandGroup, json_option
 from evoclaw.cli.output import print_err, print_out
+from evoclaw.cli.ping import EDGE_TIMEOUT_S
 from evoclaw.cli.progress import waiting
 from evoclaw.cli.terminal_text import clean, print_table
 from evoclaw.core.errors import ConfigError, EvoClawError
@@ -27,8 +28,8 @@ from evoclaw.providers.models.local import (
     server_installed,
 )
 from evoclaw.providers.models.memory import MachineMemory, format_bytes, machine_memory
-from evoclaw.providers.models.partial_file import DiskFull
-from evoclaw.providers.models.pull import PulledModel, pull, pull_source
+from evoclaw.providers.models.partial_file import DiskFull, PartialFile
+from evoclaw.providers.models.pull import PulledModel, edge_source, pull, pull_source
 from evoclaw.providers.models.store import (
     InstalledModel,
     ModelDamaged,
@@ -79,10 +80,23 @@ def _list(*, as_json: bool) -> int:
     is_flag=True,
     help="Accept a file of unknown digest, and require the same digest from then on",
 )
+@click.option(
+    "--from",
+    "edge",
+    default="",
+    metavar="EDGE",
+    show_default=False,
+    help="Copy the file from this edge of the fleet, which has it installed",
+)
 @json_option()
-def _pull(what: str, sha256: str, *, trust_first: bool, as_json: bool) -> int:
+def _pull(what: str, sha256: str, edge: str, *, trust_first: bool, as_json: bool) -> int:
+    if edge and (sha256 or trust_first):
+        raise ConfigError("--from needs no other option: the name or sha256:<digest> is enough")
     try:
-        done = install_model(what, os.environ, sha256=sha256, trust_first=trust_first)
+        if edge:
+            done = asyncio.run(_copy_from_edge(what, edge))
+        else:
+            done = install_model(what, os.environ, sha256=sha256, trust_first=trust_first)
     except (DownloadFailed, DiskFull) as problem:
         print_err(f"evoclaw: {clean(str(problem))}")
         return exits.FAILED
@@ -156,6 +170,29 @@ def install_model(
     bar = _ProgressBar(source.name)
     with waiting(bar.text):
         return asyncio.run(pull(source, store, progress=bar.update, note=bar.note))
+
+
+async def _copy_from_edge(what: str, edge: str) -> PulledModel:
+    """Install a model that an edge has installed, over the broker of the fleet."""
+    from evoclaw.wiring.fleet import open_fleet
+
+    store, source = _store(), edge_source(what, edge)
+    bar = _ProgressBar(source.name)
+    bar.note(f"asking {edge} for {source.name}")
+    with waiting(bar.text):
+        async with open_fleet(os.environ) as orchestrator:
+            await orchestrator.wait_for(edge, EDGE_TIMEOUT_S, tools=False)
+
+            async def fetch(part: PartialFile) -> None:
+                await orchestrator.fetch_model(
+                    edge,
+                    part,
+                    source.sha256,
+                    size_bytes=source.size_bytes,
+                    progress=bar.update,
+                )
+
+            return await pull(source, store, progress=bar.update, note=bar.note, fetch=fetch)
 
 
 class _ProgressBar:

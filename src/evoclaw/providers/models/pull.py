@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from hashlib import sha256 as sha256_of
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -27,6 +27,8 @@ from evoclaw.providers.models.store import (
 
 Note = Callable[[str], None]
 """Called with what is being done, for people."""
+Fetch = Callable[[PartialFile], Awaitable[None]]
+"""Gets what is missing of a file."""
 
 
 class PullSource(Struct, frozen=True, kw_only=True):
@@ -63,7 +65,12 @@ class PulledModel(Struct, frozen=True):
 
 
 async def pull(
-    source: PullSource, store: ModelStore, *, progress: Progress, note: Note
+    source: PullSource,
+    store: ModelStore,
+    *,
+    progress: Progress,
+    note: Note,
+    fetch: Fetch | None = None,
 ) -> PulledModel:
     """Install a model, if it is not installed.
 
@@ -72,6 +79,7 @@ async def pull(
         store: The models of this user.
         progress: Called with every piece.
         note: Called with what is being done.
+        fetch: Gets the file from another machine; None downloads or copies it.
 
     Raises:
         DownloadFailed: It could not be downloaded, its digest is wrong, or it is not usable.
@@ -88,7 +96,7 @@ async def pull(
         part = await asyncio.to_thread(PartialFile, store.folder / f"{source.key}.part")
         try:
             resumed = part.size
-            await _fill(part, source, progress, note)
+            await (fetch(part) if fetch else _fill(part, source, progress, note))
             model = await asyncio.to_thread(_install, part, source, store)
         finally:
             part.close()
@@ -136,6 +144,29 @@ def pull_source(
     return PullSource(
         name=entry.name, url=entry.url(env), sha256=entry.sha256, size_bytes=entry.size_bytes
     )
+
+
+def edge_source(what: str, edge: str) -> PullSource:
+    """The source for a copy from another machine: a name of the catalogue, or `sha256:<digest>`.
+
+    Raises:
+        ConfigError: It is neither: without a digest, what the edge sends cannot be verified.
+    """
+    digest = what.lower().removeprefix("sha256:")
+    entry = entry_named(what.removeprefix("embedded/")) or entry_of_digest(digest)
+    if entry is not None:
+        return PullSource(
+            name=entry.name,
+            url=f"edge:{edge}",
+            sha256=entry.sha256,
+            size_bytes=entry.size_bytes,
+        )
+    if not DIGEST.fullmatch(digest):
+        raise ConfigError(
+            f"{what!r} is not in the catalogue; name another file by its digest, as "
+            "sha256:<digest>: `evoclaw models --json` prints it on the machine that has the file"
+        )
+    return PullSource(name=f"model-{digest[:8]}", url=f"edge:{edge}", sha256=digest, trust="given")
 
 
 def _of_url(url: str, digest: str, *, trust_first: bool) -> PullSource:

@@ -85,6 +85,11 @@ class ModelStore:
         """Where the file with this digest is, or would be."""
         return self.folder / f"{digest}.gguf"
 
+    def find_file(self, digest: str) -> Path | None:
+        """The file with this digest in the folder; None if there is none."""
+        path = self.path(digest)
+        return path if DIGEST.fullmatch(digest) and path.is_file() else None
+
     def free_name(self, wanted: str, digest: str) -> str:
         """A name for a file that is not in the catalogue."""
         stem = wanted.removesuffix(".gguf").lower()
