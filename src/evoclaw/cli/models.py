@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import Mapping
 
@@ -17,7 +18,7 @@ from evoclaw.cli.progress import waiting
 from evoclaw.cli.terminal_text import clean, print_table
 from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.core.messages import JSON
-from evoclaw.providers.models.catalogue import ModelEntry, catalogue, unknown_model
+from evoclaw.providers.models.catalogue import ModelEntry, catalogue, entry_named, unknown_model
 from evoclaw.providers.models.download import DownloadFailed
 from evoclaw.providers.models.gguf import GgufError
 from evoclaw.providers.models.local import (
@@ -49,10 +50,11 @@ def models() -> None:
 @json_option()
 def _list(*, as_json: bool) -> int:
     memory = machine_memory()
-    installed = _store().installed()
-    rows = [_installed_facts(model, memory) for model in installed]
+    store = _store()
+    installed = store.installed()
+    rows = [_installed_facts(model, memory, store) for model in installed]
     digests = {model.sha256 for model in installed}
-    rows += [_entry_facts(e, memory) for e in catalogue() if e.sha256 not in digests]
+    rows += [_entry_facts(e, memory, store) for e in catalogue() if e.sha256 not in digests]
     default, why = _default(os.environ)
     if as_json:
         machine = {"total_bytes": memory.total_bytes, "free_bytes": memory.free_bytes}
@@ -125,12 +127,12 @@ def _pull(what: str, sha256: str, edge: str, *, trust_first: bool, as_json: bool
 @json_option()
 def _remove(name: str, *, as_json: bool) -> int:
     store = _store()
-    model = _named(store, name)
-    asyncio.run(_remove_locked(store, model))
+    wanted = name.removeprefix("embedded/")
+    freed = asyncio.run(_remove_locked(store, wanted))
     if as_json:
-        print_out({"name": model.name, "freed_bytes": model.size_bytes})
+        print_out({"name": wanted, "freed_bytes": freed})
     else:
-        print_out(f"removed {model.name}; {format_bytes(model.size_bytes)} are free again")
+        print_out(f"removed {wanted}; {format_bytes(freed)} are free again")
     return exits.OK
 
 
@@ -204,8 +206,10 @@ class _ProgressBar:
         self._started = 0.0
 
     def note(self, text: str) -> None:
-        """Say what is done until the first bytes come."""
+        """Say what is done until the first bytes come; once, where no line is drawn."""
         self._note = clean(text)
+        if not sys.stderr.isatty():
+            print_err(self._note)
 
     def update(self, done: int, total: int) -> None:
         """Remember the progress; what was there before counts as done, not as fast."""
@@ -232,11 +236,19 @@ class _ProgressBar:
         return f" · {format_bytes(round(came / seconds))}/s · {left:.0f} s left"
 
 
-async def _remove_locked(store: ModelStore, model: InstalledModel) -> None:
+async def _remove_locked(store: ModelStore, name: str) -> int:
+    """Remove a model, or what an interrupted pull left of it; the bytes that are free again."""
+    entry = entry_named(name)
+    partial = store.partial_bytes(entry.sha256) if entry else 0
+    digest = entry.sha256 if entry and partial else _named(store, name).sha256
     async with store.locked(
-        model.sha256, lambda: print_err(f"another command uses {model.name}; waiting for it")
+        digest, lambda: print_err(f"another command uses {name}; waiting for it")
     ):
-        store.remove(model)
+        freed = store.remove_partial(digest)
+        if (model := store.of_digest(digest)) is not None:
+            store.remove(model)
+            freed += model.size_bytes
+        return freed
 
 
 def _problem(store: ModelStore, model: InstalledModel) -> str:
@@ -276,9 +288,11 @@ def _store() -> ModelStore:
     return ModelStore(models_folder(os.environ))
 
 
-def _installed_facts(model: InstalledModel, memory: MachineMemory) -> dict[str, JSON]:
+def _installed_facts(
+    model: InstalledModel, memory: MachineMemory, store: ModelStore
+) -> dict[str, JSON]:
     if (entry := model.entry) is not None:
-        return {**_entry_facts(entry, memory), "installed": True, "path": str(model.path)}
+        return {**_entry_facts(entry, memory, store), "installed": True, "path": str(model.path)}
     try:
         needs = installed_needs(model)
     except EvoClawError as problem:
@@ -298,7 +312,7 @@ def _installed_facts(model: InstalledModel, memory: MachineMemory) -> dict[str, 
     }
 
 
-def _entry_facts(entry: ModelEntry, memory: MachineMemory) -> dict[str, JSON]:
+def _entry_facts(entry: ModelEntry, memory: MachineMemory, store: ModelStore) -> dict[str, JSON]:
     needs = needs_of_entry(entry)
     return {
         "name": entry.name,
@@ -316,6 +330,7 @@ def _entry_facts(entry: ModelEntry, memory: MachineMemory) -> dict[str, JSON]:
         "problem": needs.problem(memory),
         "tested": entry.is_tested,
         "installed": False,
+        "partial_bytes": store.partial_bytes(entry.sha256),
         "install": install_command(entry),
         "ollama": entry.ollama,
         "path": None,
@@ -327,6 +342,8 @@ def _row(facts: dict[str, JSON], default: str) -> tuple[str, ...]:
     state = "installed" if facts["installed"] else ""
     if default == f"embedded/{name}":
         state = "default"
+    elif not state and facts.get("partial_bytes"):
+        state = f"{int(facts['partial_bytes']) / int(facts['size_bytes']):.0%} there"
     fits = str(facts["problem"] or "fits")
     size, memory = (format_bytes(int(facts[key])) for key in ("size_bytes", "memory_bytes"))
     return name, state, f"{size} disk", f"{memory} memory", fits, str(facts["about"])

@@ -60,7 +60,7 @@ def best_offer(
         cores: Of this machine, unless they are given.
     """
     memory = memory or machine_memory()
-    cores = cores or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
+    cores = cores or os.cpu_count() or 1
     installed = {model.sha256 for model in ModelStore(models_folder(env)).installed()}
     for entry in catalogue():
         if not entry.is_tested or not entry.hub or entry.sha256 in installed:

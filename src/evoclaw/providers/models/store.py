@@ -143,6 +143,20 @@ class ModelStore:
         model.path.with_suffix(".json").unlink(missing_ok=True)
         model.path.unlink(missing_ok=True)
 
+    def partial_bytes(self, digest: str) -> int:
+        """How much of a file an interrupted pull has left."""
+        try:
+            return (self.folder / f"{digest}.part").stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def remove_partial(self, digest: str) -> int:
+        """Delete what an interrupted pull has left; how many bytes."""
+        left = self.partial_bytes(digest)
+        for suffix in (".part", ".part.json"):
+            (self.folder / f"{digest}{suffix}").unlink(missing_ok=True)
+        return left
+
     def verify(self, model: InstalledModel, progress: Callable[[int], None]) -> GgufHeader:
         """Read a whole file and check its digest and its header.
 
