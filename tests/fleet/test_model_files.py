@@ -25,6 +25,10 @@ CONTENT = gguf(filler=2_500_000)
 DIGEST = sha256(CONTENT).hexdigest()
 
 
+def unwatched(done: int, total: int) -> None:
+    pass
+
+
 @asynccontextmanager
 async def fleet(folder: Path, content: bytes = CONTENT) -> AsyncGenerator[FleetHarness]:
     """A fleet whose edge has the file."""
@@ -45,10 +49,10 @@ async def copy(
 
     async def fetch(part: PartialFile) -> None:
         await here.orchestrator.fetch_model(
-            "pi", part, source.sha256, size_bytes=source.size_bytes, progress=lambda *_: None
+            "pi", part, source.sha256, size_bytes=source.size_bytes, progress=unwatched
         )
 
-    return await pull(source, store, progress=lambda *_: None, note=lambda _: None, fetch=fetch)
+    return await pull(source, store, progress=unwatched, note=lambda _: None, fetch=fetch)
 
 
 async def test_a_model_is_copied_in_chunks_verified_and_installed(tmp_path: Path) -> None:
