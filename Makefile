@@ -15,7 +15,7 @@ WEIGHTS := $(VENV)/.test-weights
 
 .DEFAULT_GOAL := help
 .PHONY: help setup fmt lint types quick test test-all test-faults test-page test-bypass test-llm test-weights check bench fleetbench servicebench startbench \
-	fleetspeed scalebench scalespeed pagebench growth soak tracebench toolbench policybench sandboxbench cagebench agentdojo mcp-conformance demo newcomer screenshots recording icons reference docs serve-docs constraints vendor clean
+	fleetspeed scalebench scalespeed pagebench growth soak tracebench taskbench toolbench policybench sandboxbench cagebench agentdojo mcp-conformance demo newcomer screenshots recording icons reference docs serve-docs constraints vendor clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 17
@@ -160,6 +160,9 @@ soak: $(READY) ## run 10,000 turns in one process and check for leaks; ends with
 
 tracebench: $(READY) ## measure the overhead of tracing on runs with edge calls; ends with one JSON object
 	$(BIN)/python -m bench.traces
+
+taskbench: $(READY) $(LOCAL) ## give models tasks for the whole product and judge the results (ARGS='--models …'); ends with one JSON object
+	$(BIN)/python -m bench.tasks.taskbench $(ARGS)
 
 toolbench: $(READY) ## compare grep and glob with ripgrep and find, and measure dispatch; ends with one JSON object
 	$(BIN)/python bench/toolbench.py

@@ -46,7 +46,7 @@ class Device:
 
     async def join(self, orchestrator_env: dict[str, str]) -> None:
         async with open_devices(orchestrator_env) as devices:
-            invited = edge_pairing(orchestrator_env).invite(self.name, 60.0, devices)
+            invited = await edge_pairing(orchestrator_env).invite(self.name, 60.0, devices)
         print(f"  {self.name}: evoclaw edge join {invited.url} --token {invited.token[:12]}…")
         env = {**os.environ, "EVOCLAW_HOME": str(self.folder)}
         await join_fleet(invited.url, invited.token, self.folder / "agent.toml", ["*"], env)

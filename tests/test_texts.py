@@ -13,7 +13,7 @@ import click
 
 from evoclaw.api import app
 from evoclaw.api.openapi import build_openapi
-from evoclaw.api.routes.channels import channel_routes
+from evoclaw.api.routes.channels import channel_routes, chat_channel_routes
 from evoclaw.api.routes.notifications import notification_routes
 from evoclaw.cli.main import command_line
 
@@ -38,6 +38,14 @@ BANNED_PHRASES = {
     r"\bput back\b": "restore",
     r"\bget rid of\b": "remove",
 }
+SCRIPT_TEXT = re.compile(
+    r"//[^\n]*|/\*.*?\*/"  # comments, which are skipped
+    r'|(?P<text>"(?:[^"\\\n]|\\.)*"|`(?:[^`\\]|\\.)*`)',
+    re.DOTALL,
+)
+"""A comment or a literal of a script of the dashboard, which is plain enough for this."""
+NOT_DASHBOARD_TEXTS = ("vendor/", "views/chat/messages.js", "markdown/languages.js")
+"""Vendored code, the prompts of the loop that the chat recognises, and keywords of languages."""
 NOT_TEXTS = re.compile(
     r"\A\s*(?:SELECT|INSERT|UPDATE|DELETE|CREATE|WITH|ALTER|DROP|BEGIN|DECLARE|PRAGMA)\b"
     r"|\*\*\* Begin Patch|-----BEGIN|RETURN NULL|\bEND\n"
@@ -50,6 +58,7 @@ def document() -> dict[str, Any]:
     routes = [
         *app.api_routes(),
         *channel_routes(nothing, ()),
+        *chat_channel_routes(()),
         *notification_routes(nothing),
     ]
     return build_openapi(routes)
@@ -142,6 +151,22 @@ def texts() -> list[tuple[str, str]]:
     return found
 
 
+def dashboard_texts() -> list[tuple[str, str]]:
+    """The literals and the HTML of the dashboard, and where they are."""
+    static = SOURCE / "dashboard" / "static"
+    found = [(path.name, path.read_text()) for path in sorted(static.glob("*.html"))]
+    for path in sorted(static.rglob("*.js")):
+        name = path.relative_to(static).as_posix()
+        if name.startswith(NOT_DASHBOARD_TEXTS):
+            continue
+        source = path.read_text()
+        for literal in SCRIPT_TEXT.finditer(source):
+            if (text := literal["text"]) and len(text.split()) >= MIN_TEXT_WORDS:
+                line = source.count("\n", 0, literal.start()) + 1
+                found.append((f"{name}:{line}", text))
+    return found
+
+
 def docstrings(tree: ast.Module) -> set[int]:
     """The docstrings of modules, classes, functions and fields, except those that are shown."""
     shown = {
@@ -158,9 +183,11 @@ def docstrings(tree: ast.Module) -> set[int]:
 
 
 def test_texts_use_the_words_of_the_field() -> None:
+    in_dashboard = dashboard_texts()
+    assert len(in_dashboard) > 500, "the literals of the dashboard were not found"
     wrong = [
         f"{where}: write {instead!r} in {text[:200]!r}"
-        for where, text in texts()
+        for where, text in [*texts(), *in_dashboard]
         for phrase, instead in BANNED_PHRASES.items()
         if re.search(phrase, text)
     ]

@@ -79,6 +79,8 @@ def run(command: list[str], seconds: float, *, text: str = "") -> str:
         )
     except subprocess.TimeoutExpired:
         raise CannotMeasure(f"porcupine took longer than {seconds:.0f} s") from None
+    if done.returncode and "dial tcp" in done.stderr:
+        raise CannotMeasure("its Go module could not be downloaded (see GOPROXY)")
     if done.returncode:
         raise CannotMeasure(f"porcupine cannot be had: {last_line(done.stderr)}")
     return done.stdout

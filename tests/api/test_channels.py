@@ -268,3 +268,65 @@ async def test_a_run_that_cannot_start_is_reported_at_once_and_by_callback(
 
         assert (received.status, received.json["reason"]) == (202, "draining")
         assert (answer["state"], answer["reason"]) == ("failed", "draining")
+
+
+async def test_an_admin_sees_the_traffic_and_the_problems_of_a_channel(tmp_path: Path) -> None:
+    started = time.time()
+    async with hooked(tmp_path, "twelve") as it:
+
+        async def channel() -> JSON:
+            return (await it.admin("GET", "/v1/channels", "admin")).json["items"][0]
+
+        idle = await channel()
+        assert (idle["name"], idle["kind"], idle["state"]) == ("hook", "webhook", "listening")
+        assert idle["changed_at"] >= started
+        assert (idle["senders"], idle["paired"], idle["sends_answers"]) == (["U1"], {}, True)
+        assert (idle["last_received_at"], idle["last_sent_at"], idle["fix"]) == (None, None, "")
+
+        await it.post(HELLO)
+        await it.there.wait_for_posts(1)
+
+        async def has_sent() -> bool:
+            return (await channel())["last_sent_at"] is not None
+
+        await until(has_sent)
+        busy = await channel()
+        assert started <= busy["last_received_at"] <= busy["last_sent_at"]
+
+        assert (await it.post(HELLO, {})).status == 401
+        refused = await channel()
+        assert (refused["refused"], refused["problem"]) == (1, "")
+        assert "signature" in refused["last_problem"]
+        assert refused["last_problem_at"] >= busy["last_sent_at"]
+
+        assert (await it.admin("GET", "/v1/channels", "admin", tenant="x")).json["items"] == []
+        assert (await it.admin("GET", "/v1/channels", "runs:read")).status == 403
+
+
+async def test_an_answer_that_is_given_up_is_counted_until_it_is_delivered(tmp_path: Path) -> None:
+    async with hooked(tmp_path, "twelve") as it:
+        it.there.statuses = [410]
+        await it.post(HELLO)
+        await until(lambda: it.kitchen.letters.deliveries("local"))
+        (found,) = (await it.admin("GET", "/v1/channels", "admin")).json["items"]
+        assert (found["given_up"], found["retrying"]) == (1, 0)
+        assert found["last_problem"] == "the callback URL answered with status 410"
+        assert "retry" in found["fix"]
+
+        (dead,) = (await it.admin("GET", "/v1/deliveries/given-up", "admin")).json["items"]
+        await it.admin("POST", f"/v1/deliveries/{dead['id']}/revive", "admin")
+        await it.there.wait_for_posts(2)
+
+        async def is_delivered() -> bool:
+            (now,) = (await it.admin("GET", "/v1/channels", "admin")).json["items"]
+            return (now["given_up"], now["fix"]) == (0, "") and now["last_sent_at"] is not None
+
+        await until(is_delivered)
+
+
+async def test_a_webhook_without_a_callback_has_no_undelivered_answers(tmp_path: Path) -> None:
+    async with hooked(tmp_path, "twelve", callback_url="") as it:
+        await it.post(HELLO)
+        await until(lambda: it.kitchen.letters.deliveries("local"))
+        (found,) = (await it.admin("GET", "/v1/channels", "admin")).json["items"]
+        assert (found["sends_answers"], found["given_up"], found["last_problem"]) == (False, 0, "")

@@ -181,7 +181,7 @@ async def test_a_call_is_edited_in_the_editor_of_the_user(tmp_path: Path) -> Non
             await here.send_line("go")
             await here.until("[e]dit")
             here.type("e")
-            await here.expect("nothing was changed")
+            await here.expect("you changed nothing")
             await here.until("[e]dit")
             here.type("e")
             answer = await here.expect("completed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 
 from evoclaw.config import read_evoclaw_toml
 from evoclaw.core.errors import ConfigError
+from evoclaw.wiring.settings_file import SettingsFile
 from tests.support.programs.governed_commands import typed
 
 FILE = """\
@@ -110,7 +112,6 @@ def test_set_changes_one_value_and_keeps_the_rest_of_the_file(
     typed("config", "set", key, value)
     text = file.read_text()
     assert line in text and text.startswith("# Mine.\n[server]\nport = 900")
-    assert file.stat().st_mode & 0o777 == 0o600
     capsys.readouterr()
     typed("config", "get", key)
     assert capsys.readouterr().out.strip() == value
@@ -183,3 +184,59 @@ def test_path_prints_where_the_file_is(home: Path, capsys: pytest.CaptureFixture
     found = capsys.readouterr()
     assert found.out.strip() == str(home / "evoclaw.toml")
     assert "does not exist" in found.err
+
+
+def test_settings_that_are_changed_at_the_same_time_are_all_kept(file: Path) -> None:
+    """Each change reads and writes the file; without a lock, the last writer wins."""
+    env = {"EVOCLAW_HOME": str(file.parent)}
+    names = [f"helper{number}" for number in range(12)]
+    file.write_text("".join(f'[[agents]]\nid = "{name}"\n' for name in names))
+    with ThreadPoolExecutor(len(names)) as threads:
+        changes = [
+            threads.submit(SettingsFile(env).set, f"agents.{name}.model", f"test/{name}")
+            for name in names
+        ]
+        for change in changes:
+            change.result(timeout=60)
+    models = [agent.model for agent in read_evoclaw_toml(file, env).agents]
+    assert models == [f"test/{name}" for name in names]
+
+
+class SavingEnvironment(dict[str, str]):
+    """An environment in which an editor saves the file while the new settings are checked."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__({"EVOCLAW_HOME": str(file.parent)})
+        self.file: Path | None = None
+
+    def get(self, key: str, default: str = "") -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if self.file is not None:
+            self.file.write_text(FILE.replace("9000", "9999"))
+        return super().get(key, default)
+
+
+@pytest.mark.parametrize("change", ["set", "unset"])
+def test_what_an_editor_saved_meanwhile_is_not_overwritten(file: Path, change: str) -> None:
+    env = SavingEnvironment(file)
+    settings_file = SettingsFile(env)
+    env.file = file
+    with pytest.raises(ConfigError, match="another program changed .* try again"):
+        if change == "set":
+            settings_file.set("server.host", "::1")
+        else:
+            settings_file.unset("agents.helper.model")
+    assert file.read_text() == FILE.replace("9000", "9999")
+
+
+def test_a_changed_file_keeps_its_mode_and_its_link(file: Path, home: Path) -> None:
+    real = home / "elsewhere.toml"
+    file.rename(real)
+    real.chmod(0o640)
+    file.symlink_to(real)
+    assert typed("config", "set", "server.port", "9001") == 0
+    assert file.is_symlink() and "port = 9001" in real.read_text()
+    assert real.stat().st_mode & 0o777 == 0o640
+    real.unlink()
+    file.unlink()
+    assert typed("config", "set", "server.port", "9001") == 0
+    assert file.stat().st_mode & 0o777 == 0o600

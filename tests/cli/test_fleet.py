@@ -63,7 +63,8 @@ async def test_one_up_process_runs_a_broker_an_orchestrator_and_an_edge(
     tmp_path: Path,
 ) -> None:
     task = reply("", ("bash", {"command": "echo over there > proof; cat proof"}))
-    async with shell(tmp_path, task, reply("It says: over there.")) as here:
+    answers = (task, reply("It says: over there."), reply("Nothing."))
+    async with shell(tmp_path, *answers) as here:
         async with running(
             here, "up", "--api-port", "0", "--name", "house", "--folder", str(here.workspace)
         ) as up:
@@ -72,7 +73,16 @@ async def test_one_up_process_runs_a_broker_an_orchestrator_and_an_edge(
                 here.type("ping", "house", "--json"), here.type("tools", "house")
             )
             ran = await here.type("run", "--on", "house", "--yes", "make a file")
+            few = await here.type("run", "--json", "--on", "house", "--tools", "read,glob", "look")
+            wrong = await here.type("run", "--on", "house", "--tools", "reed", "look")
             agents = await here.type("edges", "--json")
+        (offered,) = [
+            event["tools"]
+            for event in (json.loads(line)["event"] for line in few.out.splitlines())
+            if event["type"] == "tools_changed"
+        ]
+        assert {tool["name"] for tool in offered} == {"read", "glob"}
+        assert (wrong.code, "unknown tool 'reed'" in wrong.err) == (exits.MISUSED, True)
         assert (pinged.code, json.loads(pinged.out)["pong"]) == (exits.OK, True)
         assert "bash" in listed.out
         assert ran.code == exits.OK, ran.err

@@ -13,6 +13,7 @@ from evoclaw.core.events import RunFinished
 from evoclaw.wiring.record_key import open_recording
 from tests.support.command_line import Shell, reply, shell
 from tests.support.llm_servers import whole
+from tests.support.web_pages import serve_pages
 
 HAS_HOST_NAME = Path("/etc/hostname").is_file()
 
@@ -74,6 +75,32 @@ async def test_calls_in_text_can_be_switched_off(tmp_path: Path) -> None:
         settings.write_text("[orchestrator]\ncalls_in_text = false\n")
         ran = await here.type("run", "--tools", "read", "What does note.txt say?")
     assert (ran.code, ran.out) == (0, f"{written}\n")
+
+
+async def test_confirm_asks_the_model_to_check_its_work_before_its_answer_counts(
+    tmp_path: Path,
+) -> None:
+    answers = (reply("Done."), reply("", ("read", {"path": "a.txt"})), reply("COMPLETED: 4."))
+    async with shell(tmp_path, *answers) as here:
+        (here.workspace / "a.txt").write_text("4")
+        ran = await here.type("run", "--confirm", "--tools", "read", "What does a.txt say?")
+    assert (ran.code, "1 calls" in ran.err) == (0, True), ran.err
+    assert ran.out.endswith("4.\n")
+
+
+async def test_web_pages_of_the_own_network_are_read_where_the_settings_name_its_address(
+    tmp_path: Path,
+) -> None:
+    async with serve_pages({"/wiki": "<p>The printer is in room 12.</p>"}) as pages:
+        fetch = reply("", ("webfetch", {"url": pages.url("/wiki")}))
+        async with shell(tmp_path, *[fetch, reply("Done.")] * 2) as here:
+            denied = await here.type("run", "--json", "Where is the printer?")
+            assert pages.asked == []
+            settings = here.home / ".evoclaw" / "evoclaw.toml"
+            settings.write_text('[network]\nprivate = ["127.0.0.1"]\n')
+            allowed = await here.type("run", "--json", "Where is the printer?")
+    assert "permission_denied" in denied.out
+    assert "in room 12" in allowed.out
 
 
 async def test_without_a_terminal_writes_and_commands_are_denied(tmp_path: Path) -> None:

@@ -174,9 +174,11 @@ async def test_a_run_works_on_a_remote_machine_over_ssh(tmp_path: Path) -> None:
             shutil.copy(server.known_hosts, keys / "known_hosts")
             url = f"ssh://{server.user}@127.0.0.1:{server.port}{far}"
             ran = await here.type("run", "--yes", "--json", "--on", url, "look")
+            wrong = await here.type("run", "--on", url, "--tools", "reed", "look")
             (keys / "known_hosts").write_text("")
             strange = await here.type("run", "--on", url, "look")
     assert ran.code == 0, ran.err
     assert "from afar" in ran.out
     assert (far / "where").read_text().strip() == str(far)
+    assert wrong.code == 2 and "unknown tool 'reed' in --tools" in wrong.err
     assert strange.code == 2 and "known_hosts" in strange.err

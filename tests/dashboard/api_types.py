@@ -16,6 +16,7 @@ import evoclaw.dashboard
 from evoclaw.api.app import api_routes
 from evoclaw.api.openapi import build_openapi
 from evoclaw.api.openapi_schemas import SCHEMA_REF_PREFIX
+from evoclaw.api.routes.channels import ChannelList, ChannelPairingCode, FailedDeliveryList
 from evoclaw.api.routes.notifications import NotifierList, PushKey, PushSubscriptionView
 from evoclaw.core.events import Record
 from evoclaw.core.messages import JSON, is_array, is_object
@@ -30,9 +31,15 @@ declare namespace Api {
   type JsonObject<T> = { [key: string]: T };
 
 """
-NOTIFICATION_ROUTES = {
-    "get": {"/v1/notify": NotifierList, "/v1/push/key": PushKey},
+EXTRA_ROUTES = {
+    "get": {
+        "/v1/channels": ChannelList,
+        "/v1/deliveries/given-up": FailedDeliveryList,
+        "/v1/notify": NotifierList,
+        "/v1/push/key": PushKey,
+    },
     "post": {
+        "/v1/channel-pairings/{name}": ChannelPairingCode,
         "/v1/notify/{name}/test": NotifierCheck,
         "/v1/push/subscriptions": PushSubscriptionView,
     },
@@ -48,10 +55,10 @@ def api_types() -> str:
     """The content of `api.d.ts`."""
     document = build_openapi(api_routes())
     routes = _routes(document["paths"])
-    more = [Record, *(kind for kinds in NOTIFICATION_ROUTES.values() for kind in kinds.values())]
+    more = [Record, *(kind for kinds in EXTRA_ROUTES.values() for kind in kinds.values())]
     _, found = msgspec.json.schema_components(more, ref_template=SCHEMA_REF_PREFIX + "{name}")
     schemas: dict[str, Any] = document["components"]["schemas"] | found
-    for method, kinds in NOTIFICATION_ROUTES.items():
+    for method, kinds in EXTRA_ROUTES.items():
         routes[method] |= {path: kind.__name__ for path, kind in kinds.items()}
     used = _used(schemas, {name for named in routes.values() for name in named.values()})
     types = [_type(name, schemas[name]) for name in sorted(used)]

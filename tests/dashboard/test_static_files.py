@@ -107,7 +107,7 @@ def test_the_file_list_has_a_version_of_all_files_that_work_offline(
     listed = client.get("/ui/files.json").json()
 
     assert all(client.get(path).status_code == 200 for path in listed["files"])
-    assert {"/", "/ui/app.js", "/ui/views/chat/chat.js", "/ui/style.css"} <= set(listed["files"])
+    assert {"/", "/ui/app.js", "/ui/views/chat/chat.js", "/ui/styles.css"} <= set(listed["files"])
     assert not {"/ui/worker.js", "/ui/push.html", "/ui/frame.html"} & set(listed["files"])
     copy = tmp_path / "static"
     shutil.copytree(STATIC, copy)
@@ -192,7 +192,50 @@ def test_script_imports_exist_and_are_exported(path: Path) -> None:
             assert re.search(exported, source.read_text()), f"{target} exports no {name}"
 
 
-def test_every_file_referenced_by_index_html_exists() -> None:
-    text = (STATIC / "index.html").read_text()
+def test_every_file_referenced_by_an_html_file_exists(client: TestClient[Litestar]) -> None:
+    for path in STATIC.glob("*.html"):
+        for name in re.findall(r"\"(/ui/[\w./-]+)\"", path.read_text()):
+            assert client.get(name).status_code == 200, f"{path.name} refers to {name}"
 
-    assert all((STATIC / name).is_file() for name in re.findall(r"/ui/([\w./]+)\"", text))
+
+def test_the_first_screen_loads_one_style_sheet_with_the_phone_layout_last(
+    client: TestClient[Litestar],
+) -> None:
+    text = (STATIC / "index.html").read_text()
+    assert re.findall(r"rel=\"stylesheet\" href=\"([^\"]+)\"", text) == ["/ui/styles.css"]
+
+    styles = client.get("/ui/styles.css").text
+    for path in FILES:
+        if path.suffix == ".css":
+            assert path.read_text() in styles, f"{shown(path)} is missing"
+    assert styles.startswith((STATIC / "style.css").read_text())
+    assert styles.endswith((STATIC / "phone.css").read_text())
+
+
+def test_the_modules_that_the_app_needs_are_preloaded(client: TestClient[Litestar]) -> None:
+    needed, left = set[Path](), [STATIC / "app.js"]
+    while left:
+        path = left.pop()
+        for target in re.findall(r"from \"(\.[^\"]+)\"", path.read_text()):
+            found = (path.parent / target).resolve()
+            if found not in needed:
+                needed.add(found)
+                left.append(found)
+    text = (STATIC / "index.html").read_text()
+    preloaded = re.findall(r"rel=\"modulepreload\" href=\"/ui/([^\"]+)\"", text)
+    assert sorted(preloaded) == sorted(shown(path) for path in needed)
+
+
+def test_texts_are_compressed_for_browsers_that_accept_it(client: TestClient[Litestar]) -> None:
+    def size(name: str, accepts: str) -> tuple[str, int]:
+        with client.stream("GET", name, headers={"accept-encoding": accepts}) as answer:
+            raw = b"".join(answer.iter_raw())
+            assert answer.headers["vary"] == "accept-encoding"
+            return answer.headers.get("content-encoding", ""), len(raw)
+
+    lexer = (VENDOR / "markdown-it.js").stat().st_size
+    assert size("/ui/vendor/markdown-it.js", "identity") == ("", lexer)
+    encoding, sent = size("/ui/vendor/markdown-it.js", "gzip, deflate, br")
+    assert encoding == "gzip" and sent < lexer / 2
+    icon = STATIC / "icons" / "icon-512.png"
+    assert size("/ui/icons/icon-512.png", "gzip") == ("", icon.stat().st_size)

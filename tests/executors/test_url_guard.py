@@ -271,6 +271,18 @@ async def test_only_allowed_private_networks_may_be_reached() -> None:
         assert (await refusal(url, guard)).kind is ErrorKind.PERMISSION_DENIED
 
 
+async def test_every_address_of_a_name_is_asked_about_and_one_denied_address_denies_it() -> None:
+    def only(address: object) -> bool:
+        return str(address) == "192.168.1.20"
+
+    guard = UrlGuard(resolve=Names("192.168.1.20"), may_address=only)
+    assert (await guard.target("http://wiki.example/")).addresses == ("192.168.1.20",)
+    mixed = UrlGuard(resolve=Names("192.168.1.20", "192.168.1.21"), may_address=only)
+    with pytest.raises(ToolFailure) as refused:
+        await mixed.target("http://wiki.example/")
+    assert refused.value.kind is ErrorKind.PERMISSION_DENIED
+
+
 def test_an_invalid_allowed_network_is_refused() -> None:
     for wrong in ("localhost", "10.0.0.1/8", ""):
         with pytest.raises(ConfigError):

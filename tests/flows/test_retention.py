@@ -1,4 +1,4 @@
-"""Retention in a real `evoclaw up`: sessions that ended long ago vanish, all others stay."""
+"""Retention in a real `evoclaw up`: what ended long ago vanishes, all else stays."""
 
 from __future__ import annotations
 
@@ -26,6 +26,14 @@ MAKE_OLD = (
     "UPDATE runs SET began_at = began_at - ?1, ended_at = ended_at - ?1 "
     "WHERE tenant = 'local' AND session_id = ?2"
 )
+MAKE_WORKFLOW_OLD = "UPDATE workflow_runs SET ended_at = ended_at - ?1 WHERE id = ?2"
+GREET = """
+[[steps]]
+name = "letter"
+kind = "agent"
+agent = "evoclaw"
+message = "say hello"
+"""
 DAY_S = 86_400.0
 ROWS = (
     "SELECT (SELECT count(*) FROM sessions WHERE id = ?1), "
@@ -42,8 +50,16 @@ async def said(owner: Client, message: str, session: str = "") -> tuple[str, str
     return run_id, str((await wait_for_state(owner, run_id))["session_id"])
 
 
+async def finished_workflow(owner: Client) -> str:
+    """The path of a workflow run that has ended."""
+    started = ok(await owner.post("/v1/workflows/greet/runs", {"inputs": {}}))
+    path = f"/v1/workflow-runs/{started['id']}"
+    await owner.until(path, "state", "succeeded")
+    return path
+
+
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-async def test_old_sessions_are_deleted_by_the_service_and_newer_ones_stay(
+async def test_old_sessions_and_workflow_runs_are_deleted_and_newer_ones_stay(
     tmp_path: Path, kind: str, request: pytest.FixtureRequest
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -56,7 +72,10 @@ async def test_old_sessions_are_deleted_by_the_service_and_newer_ones_stay(
                 "EVOCLAW_STORE_SCHEMA": place.schema,
             }
         up.configure(SETTINGS + KEEP_30_DAYS)
+        (up.home / "workflows").mkdir()
+        (up.home / "workflows" / "greet.toml").write_text(GREET)
         owner = await up.start()
+        old_flow, young_flow = await finished_workflow(owner), await finished_workflow(owner)
         old_run, old = await said(owner, "say old")
         continued_run, continued = await said(owner, "say first")
         _, young = await said(owner, "say young")
@@ -68,6 +87,9 @@ async def test_old_sessions_are_deleted_by_the_service_and_newer_ones_stay(
         for session, days in ((old, 31), (continued, 31), (young, 29), (active, 31)):
             values = (days * DAY_S, session)
             await database.write(lambda c, values=values: c.execute(MAKE_OLD, values))
+        for flow, days in ((old_flow, 31), (young_flow, 29)):
+            values = (days * DAY_S, flow.rpartition("/")[2])
+            await database.write(lambda c, values=values: c.execute(MAKE_WORKFLOW_OLD, values))
         await database.close()
 
         # With another run it is younger; the service looks for what is old at its start.
@@ -82,6 +104,12 @@ async def test_old_sessions_are_deleted_by_the_service_and_newer_ones_stay(
             return (await owner.get(f"/v1/sessions/{old}")).status == 404
 
         await until(is_deleted, PATIENCE, "the old session is deleted")
+
+        async def is_workflow_deleted() -> bool:
+            return (await owner.get(old_flow)).status == 404
+
+        await until(is_workflow_deleted, PATIENCE, "the old workflow run is deleted")
+        assert ok(await owner.get(young_flow))["state"] == "succeeded"
         up.models.gates["held"].set()
         assert (await owner.get(f"/v1/runs/{old_run}")).status == 404
         assert await session_texts(owner, young) == ["say young", "young"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import IPv4Address
 from typing import Any
 
 import msgspec
@@ -133,6 +134,22 @@ def test_an_invalid_host_pattern_is_refused_at_load(pattern: str) -> None:
 def test_an_invalid_port_is_refused() -> None:
     with pytest.raises(ConfigError, match="not a port"):
         NetworkPolicy(NetworkSettings(ports=(0,)))
+
+
+def test_private_addresses_are_allowed_one_by_one_and_never_for_commands() -> None:
+    said = NetworkSettings(private=("192.168.1.20", "10.1.0.0/16"), commands=("192.168.1.20",))
+    domains = NetworkPolicy(said)
+    assert domains.allows_address(IPv4Address("192.168.1.20"))
+    assert domains.allows_address(IPv4Address("10.1.255.1"))
+    assert not domains.allows_address(IPv4Address("192.168.1.21"))
+    domains.use(NetworkSettings())
+    assert not domains.allows_address(IPv4Address("192.168.1.20"))
+
+
+@pytest.mark.parametrize("network", ["wiki.internal", "10.1.2.3/16", ""])
+def test_an_invalid_private_network_is_refused(network: str) -> None:
+    with pytest.raises(ConfigError, match="write an address such as"):
+        NetworkPolicy(NetworkSettings(private=(network,)))
 
 
 def test_network_settings_are_read_from_toml() -> None:

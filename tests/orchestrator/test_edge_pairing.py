@@ -36,8 +36,9 @@ class House:
         self.answers.append(command.payload)
         return True
 
-    def invite(self, name: str, lifetime_s: float = 60.0) -> str:
-        return self.pairing.invite(name, lifetime_s, self.devices).token.partition(".")[2]
+    async def invite(self, name: str, lifetime_s: float = 60.0) -> str:
+        invited = await self.pairing.invite(name, lifetime_s, self.devices)
+        return invited.token.partition(".")[2]
 
     async def join(self, name: str, token: str, nonce: str, *, kept: bool) -> dict[str, JSON]:
         payload = {"token": token, "nonce": nonce, "kept": kept}
@@ -52,8 +53,8 @@ async def test_the_account_of_an_invitation_ends_with_it_unless_the_edge_joined(
     tmp_path: Path,
 ) -> None:
     house = House(tmp_path)
-    house.invite("garage")
-    token = house.invite("shed")
+    await house.invite("garage")
+    token = await house.invite("shed")
     await house.join("shed", token, "n1", kept=False)
     await house.join("shed", token, "n1", kept=True)
     now = time.time()
@@ -63,33 +64,33 @@ async def test_the_account_of_an_invitation_ends_with_it_unless_the_edge_joined(
 
 async def test_the_name_of_an_edge_that_joined_cannot_be_invited_again(tmp_path: Path) -> None:
     house = House(tmp_path)
-    token = house.invite("shed")
+    token = await house.invite("shed")
     await house.join("shed", token, "n1", kept=True)
     (before,) = house.accounts.all()
     with pytest.raises(ConfigError, match="evoclaw edges revoke shed"):
-        house.invite("shed")
+        await house.invite("shed")
     assert house.accounts.all() == (before,), "the edge keeps its password"
     await house.pairing.revoke("shed", house.devices)
-    assert house.invite("shed")
+    assert await house.invite("shed")
 
 
 async def test_an_attempt_to_join_that_broke_off_does_not_block_the_next_invitation(
     tmp_path: Path,
 ) -> None:
     house = House(tmp_path)
-    first = house.invite("garage")
+    first = await house.invite("garage")
     assert "password" in await house.join("garage", first, "n1", kept=False)
     refused = await house.join("garage", first, "n2", kept=False)
     assert "another device is joining" in refused["refused"], "two devices, one token"
-    second = house.invite("garage")
+    second = await house.invite("garage")
     answer = await house.join("garage", second, "n2", kept=True)
     assert answer.get("done") is True, answer
 
 
 async def test_a_token_joins_only_the_edge_that_it_was_made_for(tmp_path: Path) -> None:
     house = House(tmp_path)
-    house.invite("garage")
-    token = house.invite("shed")
+    await house.invite("garage")
+    token = await house.invite("shed")
     refused = await house.join("garage", token, "n1", kept=True)
     assert "for another agent" in refused["refused"]
     await house.join("shed", token, "n1", kept=True)

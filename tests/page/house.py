@@ -13,11 +13,13 @@ import sys
 import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from evoclaw.core.messages import JSON
 from tests.support.command_line import Shell
+from tests.support.fake_telegram import ANN, TOKEN, FakeTelegram, fake_telegram
+from tests.support.notification_services import NotificationServices, notification_services
 from tests.support.service import Client
 from tests.support.up_process import UpProcess, ok, up_process
 
@@ -43,7 +45,30 @@ name = "browsers"
 kind = "webpush"
 [notify.webpush]
 contact = "mailto:ann@example.org"
+allow = ["127.0.0.0/8"]
 """
+CHANNELS = """
+[[channels]]
+name = "phone"
+kind = "telegram"
+senders = {{ {ann} = "ann" }}
+[channels.telegram]
+token_env = "TELEGRAM_TOKEN"
+url = "{url}"
+
+[[channels]]
+name = "broken"
+kind = "telegram"
+[channels.telegram]
+token_env = "WRONG_TOKEN"
+url = "{url}"
+
+[[channels]]
+name = "boxes"
+kind = "mqtt"
+senders = ["ann"]
+"""
+"""A bot that works, one whose token is wrong, and the boxes of the broker."""
 SECOND = "garden"
 """The edge that joined."""
 BEAT = "heartbeat_s = 2\n"
@@ -57,6 +82,8 @@ class House:
     up: UpProcess
     client: Client
     second: Shell
+    telegram: FakeTelegram = field(default_factory=FakeTelegram)
+    services: NotificationServices = field(default_factory=NotificationServices)
     edge: asyncio.subprocess.Process | None = None
 
     @property
@@ -104,14 +131,20 @@ async def _join(house: House) -> None:
 @asynccontextmanager
 async def page_house(folder: Path, settings: str = SETTINGS) -> AsyncGenerator[House]:
     """The house, up until the block ends."""
-    async with up_process(folder) as up:
-        up.configure(settings)
+    async with (
+        fake_telegram() as telegram,
+        notification_services() as services,
+        up_process(folder) as up,
+    ):
+        up.shell.env.update(TELEGRAM_TOKEN=TOKEN, WRONG_TOKEN="110201543:a-token-of-nobody")
+        up.configure(settings + CHANNELS.format(ann=ANN, url=telegram.url))
         client = await up.start(edge=True)
         await up.wait_online(client)
         place = folder / SECOND
         for one in (place, place / "home", place / "work"):
             one.mkdir()
-        house = House(up, client, Shell(place / "home", place / "work", dict(up.models.env)))
+        second = Shell(place / "home", place / "work", dict(up.models.env))
+        house = House(up, client, second, telegram, services)
         try:
             await _join(house)
             yield house

@@ -68,10 +68,38 @@ SCRIPTS = {
     ),
 }
 
+EVENING = """description = "Check the greenhouse and report what needs attention."
+output = "{{ steps.look.output.text }}"
+
+[inputs.place]
+description = "where to look"
+default = "the greenhouse"
+
+[schedule]
+cron = "0 20 * * *"
+timezone = "Europe/Berlin"
+
+[[steps]]
+name = "look"
+kind = "agent"
+agent = "evoclaw"
+message = "say All is well in {{ inputs.place }}."
+
+[[steps]]
+name = "water"
+kind = "approval"
+message = "Water the tomatoes tonight?"
+"""
+
 
 async def play(house: House) -> dict[str, str]:
     """Have all of it asked; by what was asked, the run's id. The last one waits for a person."""
     house.up.models.scripts.update(SCRIPTS)
+    (house.up.home / "workflows").mkdir(exist_ok=True)
+    (house.up.home / "workflows" / "evening.toml").write_text(EVENING)
+    ok(await house.client.post("/v1/workflows/evening/runs", {"inputs": {}}))
+    await house.telegram.write("say The greenhouse is at 18 degrees.")
+    await house.telegram.wait_sent(1)
     for workspace in (house.up.workspace, house.second.workspace):
         notes = workspace / "notes"
         notes.mkdir(exist_ok=True)

@@ -1,5 +1,5 @@
-"""`make screenshots`: every view, light and dark, on a desktop and on a phone, as the pictures that
-the documentation shows."""
+"""`make screenshots`: every view, light and dark, and some on a phone, as the pictures that the
+documentation shows."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ SIZES: dict[str, ViewportSize] = {
     "phone-": {"width": 390, "height": 844},
 }
 """By the start of the name of a picture."""
+ON_A_PHONE = ("chat", "approvals", "fleet", "run", "channels")
+"""The views of which the documentation shows a phone, light only."""
 COLOURS = 128
 """Of a picture: a page of text needs no more, and it stays small."""
 Scheme = Literal["light", "dark"]
@@ -48,7 +50,7 @@ async def shoot(
         await looker.go(*address.split("/"))
         await expect(looker.page.locator("[aria-busy=true]")).to_have_count(0)
         if name == "metrics":
-            await looker.page.get_by_label("Span").select_option(label="last hour")
+            await looker.page.get_by_label("Period").select_option(label="last hour")
         if name == "run":
             await looker.page.get_by_role("button", name="edge_call").first.click()
         await looker.page.wait_for_timeout(1_200)
@@ -84,6 +86,8 @@ async def main() -> None:
                 "fleet": "fleet",
                 "chat": f"chat/{await session_of(house, runs[HOW])}",
                 "runs": "runs",
+                "agents": "agents",
+                "workflows": "workflows",
                 "run": f"runs/{runs[HOW]}",
                 "compare": f"runs/{runs[HOW]}/compare/{runs[NOTES]}",
                 "approvals": "approvals",
@@ -91,10 +95,12 @@ async def main() -> None:
                 "metrics": "metrics",
                 "audit": "audit",
                 "settings": "settings",
+                "channels": "settings/channels",
             }
-            for device in SIZES:
-                for scheme in ("light", "dark"):
-                    await shoot(house, browser, views, scheme, device)
+            for scheme in ("light", "dark"):
+                await shoot(house, browser, views, scheme, "")
+            phone = {name: views[name] for name in ON_A_PHONE}
+            await shoot(house, browser, phone, "light", "phone-")
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ async def test_a_card_names_machine_command_reason_and_scope(looker: Looker, vie
     facts = card.locator(".facts")
     await expect(facts).to_contain_text(item["reason"])
     await expect(facts).to_contain_text(f"always covers{item['covers']}")
-    await card.get_by_text("All arguments, as they are sent").click()
+    await card.get_by_text("All arguments, exactly as sent").click()
     await expect(card.get_by_label("argument params")).to_contain_text("echo")
     for scheme in ("light", "dark"):
         await looker.page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")

@@ -81,7 +81,7 @@ async def test_a_bulk_approval_reports_each_call_that_failed(looker: Looker) -> 
     run, cards = await asked(looker, "echo one", "echo two", "echo three")
     elsewhere = (await waiting(looker.house))[0]["id"]
 
-    await looker.page.get_by_label("select all").check()
+    await looker.page.get_by_label("Select all").check()
     await looker.button("Approve 3 once").click()
     await looker.page.route(
         "**/events*", lambda route: route.abort()
@@ -144,22 +144,22 @@ async def test_steps_of_workflows_are_approved_from_now_on(looker: Looker) -> No
     await looker.enter("approvals")
     card = looker.page.locator(".approval")
     await expect(card).to_contain_text("step 'look' of workflow 'evening' from now on")
-    await card.get_by_role("button", name="This step from now on").click()
+    await card.get_by_role("button", name="Always for this step").click()
     await expect(card).to_have_count(0)
 
     row = looker.page.get_by_role("row").filter(has_text="Shall I?")
-    await expect(row).to_contain_text("asks in each run")
-    await row.get_by_role("button", name="Approve step sure of evening from now on").click()
+    await expect(row).to_contain_text("asked in each run")
+    await row.get_by_role("button", name="Always approve step sure of evening").click()
     dialog = looker.page.get_by_role("dialog")
     await expect(dialog).to_contain_text("until its definition changes")
-    await dialog.get_by_role("button", name="Approve from now on").click()
-    await expect(row).to_contain_text("from now on, by")
+    await dialog.get_by_role("button", name="Always approve").click()
+    await expect(row).to_contain_text("always, by")
     await until(lambda: ended(first), 30)
     second = await start()
     await until(lambda: ended(second), 30)
 
     await row.get_by_role("button", name="Withdraw the approval of step sure").click()
-    await expect(row).to_contain_text("asks in each run")
+    await expect(row).to_contain_text("asked in each run")
     (folder / "evening.toml").unlink()
 
 

@@ -134,12 +134,12 @@ async def test_a_file_is_pasted_and_limits_are_explained(looker: Looker) -> None
     ):
         await choose(looker, file(name, data))
         await expect(problem).to_contain_text(words)
-        await expect(problem).to_contain_text("Put it on a machine, and write its path instead.")
+        await expect(problem).to_contain_text("Copy it to a machine, and write its path instead.")
     await choose(looker, file("torn.png", b"no picture", "image/png"))
-    await expect(problem).to_contain_text("“torn.png” is no picture that can be sent.")
+    await expect(problem).to_contain_text("“torn.png” cannot be sent as a picture.")
 
     await choose(looker, *(file(f"{n}.txt", b"a") for n in range(8)))
-    await expect(problem).to_contain_text("A message can have 8 files.")
+    await expect(problem).to_contain_text("A message can have at most 8 files.")
     await expect(chips).to_have_count(8)
 
 
@@ -150,5 +150,5 @@ async def test_a_picture_without_words_asks_for_them(looker: Looker) -> None:
     await looker.button("Send").click()
 
     await expect(looker.page.locator(".composer [role=alert]")).to_have_text(
-        "Write what you want to know about the picture."
+        "Write a message to go with the picture."
     )

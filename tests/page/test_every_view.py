@@ -57,7 +57,7 @@ async def test_login_refuses_a_wrong_token_and_accepts_a_valid_one(
     await page.goto(house.url)
     await page.get_by_label("Token").fill("ec_nobody_has_this")
     await page.get_by_role("button", name="Log in").click()
-    await expect(page.get_by_text("Unknown token.")).to_be_visible()
+    await expect(page.get_by_text("This token is not valid.")).to_be_visible()
 
     await page.get_by_label("Token").fill(house.link.partition("token=")[2])
     await page.get_by_role("button", name="Log in").click()

@@ -53,7 +53,7 @@ async def test_the_first_steps_are_done_one_by_one_and_then_disappear(
     await expect(model).to_contain_text("answered")
     assert empty_house.up.models.count("Say hello in one word.") == 1
 
-    await steps.get_by_label("Its name").fill("shed")
+    await steps.get_by_label("Name of the machine").fill("shed")
     await looker.button("Invite a machine").click()
     command = await steps.get_by_label("the command").inner_text()
     await page.set_viewport_size({"width": PHONE["width"], "height": PHONE["height"]})
@@ -68,7 +68,7 @@ async def test_the_first_steps_are_done_one_by_one_and_then_disappear(
     await page.keyboard.press("Enter")
     await expect(page.locator(".talk")).to_contain_text("I can read files.")
     await looker.button("New session").click()
-    await expect(page.get_by_text("Write what you want done.")).to_be_visible()
+    await expect(page.get_by_text("Describe what you want done.")).to_be_visible()
     await expect(steps).to_have_count(0)
 
     await page.evaluate("document.activeElement.blur()")
@@ -104,7 +104,7 @@ async def test_a_model_that_does_not_answer_is_reported_with_the_reason(
     await looker.enter("settings", "start")
     model = looker.page.get_by_label("First steps").get_by_role("listitem").first
     await looker.button("Test the model").click()
-    await expect(model).to_contain_text("does not work")
+    await expect(model).to_contain_text("not working")
     await expect(model).to_have_attribute("data-done", "false")
     del empty_house.up.models.scripts["Say hello in one word."]
     await looker.button("Test the model").click()

@@ -45,10 +45,10 @@ async def test_the_delegation_view_shows_a_map_and_a_table(looker: Looker) -> No
     run = await start_run(looker.house.client, f"call edge_call {json.dumps(asked)}\nsay done")
     await wait_for_state(looker.house.client, run)
     await looker.enter("fleet")
-    await looker.page.get_by_role("link", name="Who delegates to whom").click()
+    await looker.page.get_by_role("link", name="Delegations").click()
 
     await expect(looker.page.locator("main")).to_contain_text("evoclaw")
-    await expect(looker.page.get_by_role("img", name="who delegates to whom")).to_be_visible()
+    await expect(looker.page.get_by_role("img", name="delegations")).to_be_visible()
 
 
 async def test_a_device_invitation_shows_a_qr_code_and_a_command(looker: Looker) -> None:

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 from playwright.async_api import expect
 
+from evoclaw.core.messages import JSON
 from tests.page.looking import Looker
+from tests.support.push_browser import PushBrowser
+from tests.support.up_process import ok
 
 pytestmark = [pytest.mark.page, pytest.mark.asyncio(loop_scope="session")]
 MESSAGE = {
@@ -19,26 +22,51 @@ MESSAGE = {
     "link": "/#/approvals",
     "answers": {"approve": "/v1/answers/one", "deny": "/v1/answers/two"},
 }
+SUBSCRIBING = """(() => {
+  const STORED = "test.subscribed";
+  const found = () => (sessionStorage.getItem(STORED) ? {
+    ...SUBSCRIPTION, toJSON: () => (SUBSCRIPTION),
+    unsubscribe: async () => { sessionStorage.removeItem(STORED); return true; },
+  } : null);
+  PushManager.prototype.getSubscription = async () => found();
+  PushManager.prototype.subscribe = async ({ userVisibleOnly, applicationServerKey: key }) => {
+    window.subscribedWith = { userVisibleOnly, key };
+    sessionStorage.setItem(STORED, "yes");
+    return found();
+  };
+})()"""
+"""The push service of a browser, which a test cannot reach: a subscription with given keys."""
 
 
 async def test_a_test_message_is_sent_from_the_settings(looker: Looker) -> None:
     await looker.enter("settings", "notifications")
     row = looker.page.get_by_role("row").filter(has_text="browsers")
     await expect(row).to_contain_text("none yet")
-    await looker.button("Send a test message with browsers").click()
+    await looker.button("Send a test with browsers").click()
     await expect(looker.page.locator("#toasts")).to_contain_text("no browser is subscribed")
 
 
 async def test_this_device_registers_a_worker_that_shows_messages(looker: Looker) -> None:
     await looker.page.context.grant_permissions(["notifications"], origin=looker.house.url)
     await looker.enter("settings", "notifications")
-    await looker.page.get_by_role("link", name="Notify me on this device").click()
+    await looker.page.get_by_role("link", name="Set up notifications on this device").click()
     await expect(looker.page.get_by_role("status")).to_have_text(
-        "This device receives no notifications."
+        "Notifications are off for this device."
     )
-    await expect(looker.button("Notify me on this device")).to_be_visible()
+    await expect(looker.button("Turn on notifications")).to_be_visible()
     assert await looker.barriers() == []
 
+    await deliver(looker, MESSAGE)
+    assert await notification(looker) == {
+        "title": MESSAGE["title"],
+        "body": MESSAGE["text"],
+        "tag": MESSAGE["id"],
+        "actions": ["approve", "deny"],
+    }
+
+
+async def deliver(looker: Looker, message: JSON) -> None:
+    """Give the service worker a decrypted message, as the browser does."""
     session: Any = await looker.page.context.new_cdp_session(looker.page)
     found: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -53,9 +81,13 @@ async def test_this_device_registers_a_worker_that_shows_messages(looker: Looker
         worker = await found
     await session.send(
         "ServiceWorker.deliverPushMessage",
-        {"origin": looker.house.url, "registrationId": worker, "data": json.dumps(MESSAGE)},
+        {"origin": looker.house.url, "registrationId": worker, "data": json.dumps(message)},
     )
-    shown = await looker.page.evaluate(
+
+
+async def notification(looker: Looker) -> JSON:
+    """The notification that the service worker shows."""
+    return await looker.page.evaluate(
         """async () => {
           const registration = await navigator.serviceWorker.getRegistration("/ui/");
           for (let tries = 0; tries < 200; tries += 1) {
@@ -67,9 +99,39 @@ async def test_this_device_registers_a_worker_that_shows_messages(looker: Looker
           return null;
         }"""
     )
-    assert shown == {
-        "title": MESSAGE["title"],
-        "body": MESSAGE["text"],
-        "tag": MESSAGE["id"],
-        "actions": ["approve", "deny"],
-    }
+
+
+async def test_a_subscribed_device_shows_what_the_service_sent_to_it(looker: Looker) -> None:
+    """All is real but the push service of the browser: its endpoint is ours, and so are the keys
+    that it would have made. What arrives there is decrypted, and given to the service worker."""
+    page, services = looker.page, looker.house.services
+    browser = PushBrowser(f"{services.url}/push/chromium")
+    await page.context.grant_permissions(["notifications"], origin=looker.house.url)
+    await page.add_init_script(
+        SUBSCRIBING.replace("SUBSCRIPTION", json.dumps(browser.subscription))
+    )
+    await looker.enter("settings", "notifications")
+    await page.get_by_role("link", name="Set up notifications on this device").click()
+    status = page.get_by_role("status")
+    await looker.button("Turn on notifications").click()
+    await expect(status).to_have_text("Notifications are on for this device.")
+    key = ok(await looker.house.client.get("/v1/push/key"))["key"]
+    assert await page.evaluate("subscribedWith") == {"userVisibleOnly": True, "key": key}
+
+    await page.get_by_role("link", name="Back to the dashboard").click()
+    await looker.button("Send a test with browsers").click()
+    await expect(page.locator("#toasts")).to_contain_text("sent to 1 of 1 browsers")
+    (sent,) = await services.wait_for("push")
+    assert sent.headers["content-encoding"] == "aes128gcm"
+    message = browser.read(sent.data)
+    await deliver(looker, message)
+    shown = await notification(looker)
+    assert (shown["title"], shown["tag"]) == ("Test message", message["id"])
+    assert shown["body"] == "The notifier 'browsers' of EvoClaw works."
+
+    await page.goto(f"{looker.house.url}/ui/push.html")
+    await looker.button("Turn off notifications").click()
+    await expect(status).to_have_text("Notifications are off for this device.")
+    await page.get_by_role("link", name="Back to the dashboard").click()
+    await looker.button("Send a test with browsers").click()
+    await expect(page.locator("#toasts")).to_contain_text("no browser is subscribed")

@@ -15,7 +15,7 @@ from tests.support.up_process import start_run, wait_for_state
 pytestmark = [pytest.mark.page, pytest.mark.asyncio(loop_scope="session")]
 PHONE: ViewportSize = {"width": 390, "height": 844}
 MIN_TARGET_PX = 40
-SECTIONS = ("pair", "notifications", "tokens", "budgets", "policy", "stops", "about")
+SECTIONS = ("pair", "channels", "notifications", "tokens", "budgets", "policy", "stops", "about")
 SMALL_TARGETS = """least => [...document.querySelectorAll("button, select, textarea, summary, "
     + "nav a, label.check, input:not([type=checkbox], [type=radio])")]
   .filter((one) => one.checkVisibility() && !one.closest(".tl, .unseen") && one.id !== "skip")

@@ -59,7 +59,7 @@ async def test_the_timeline_shows_concurrent_calls_in_lanes_with_their_outcome(
     assert second is not None
     assert second["y"] >= first["y"] + first["height"]
     assert second["x"] < first["x"] + first["width"]
-    saved = looker.page.locator(".figure", has_text="saved by overlap").locator("strong")
+    saved = looker.page.locator(".figure", has_text="saved in parallel").locator("strong")
     assert await saved.inner_text() not in ("–", "0 s")
 
 
@@ -136,7 +136,7 @@ async def test_a_recording_is_downloaded_and_its_replay_checked(
     assert [line["seq"] for line in lines] == list(range(1, len(lines) + 1))
 
     await looker.button("Check replay").click()
-    same = f"Replayed {len(lines)} records, byte for byte the same."
+    same = f"Replayed {len(lines)} records, all identical byte for byte."
     await expect(looker.page.get_by_role("dialog")).to_contain_text(same)
 
 
@@ -158,7 +158,7 @@ async def test_two_runs_are_compared_turn_by_turn(looker: Looker, house: House, 
     await looker.enter("runs")
     for one in (run, other):
         await looker.page.locator(f'input[data-run="{one}"]').check()
-    await looker.button("Compare the two").click()
+    await looker.button("Compare").click()
 
     await expect(looker.page.get_by_role("heading", name="Turn 2")).to_be_visible()
     await expect(looker.page.locator(".tl")).to_have_count(2)

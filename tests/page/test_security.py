@@ -59,7 +59,7 @@ async def test_a_foreign_login_link_in_a_new_tab_keeps_the_stored_token(
     page = await context.new_page()
     await page.goto(house.url)
     await page.get_by_label("Token").fill(house.link.partition("token=")[2])
-    await page.get_by_label("Remember it on this device").check()
+    await page.get_by_label("Stay logged in on this device").check()
     await page.get_by_role("button", name="Log in").click()
     await expect(page.locator("#link")).to_have_attribute("data-state", "open")
 

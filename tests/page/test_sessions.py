@@ -253,7 +253,7 @@ async def test_the_log_follows_new_output_until_the_user_scrolls_up(looker: Look
         return bool(await looker.page.evaluate(left) < 5)
 
     await until(at_end)
-    below = looker.page.get_by_role("button", name="New below")
+    below = looker.page.get_by_role("button", name="New messages")
     await log.hover()
     moved = asyncio.ensure_future(looker.page.evaluate(MOVED))
     await looker.page.mouse.wheel(0, -200)

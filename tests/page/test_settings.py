@@ -67,7 +67,7 @@ async def test_a_device_joins_with_the_shown_command_and_appears_online(
     await looker.button("Invite").click()
     command = await looker.page.get_by_label("the command").inner_text()
     link = await looker.page.get_by_label("the link").inner_text()
-    code = looker.page.get_by_role("img", name="the invitation of cellar")
+    code = looker.page.get_by_role("img", name="invitation for cellar")
     assert await drawn(await code.locator("path").get_attribute("d") or "") == qr_rows(link)
 
     home, work = tmp_path / "home", tmp_path / "work"
@@ -106,8 +106,8 @@ async def test_the_policy_view_explains_a_refused_call_step_by_step(looker: Look
     await expect(answer.get_by_role("listitem").filter(has_text="Rules")).to_contain_text(
         "whole-system"
     )
-    await looker.button("As JSON").click()
-    await looker.page.get_by_label("Arguments, as JSON").fill("{")
+    await looker.button("Edit as JSON").click()
+    await looker.page.get_by_label("Arguments as JSON").fill("{")
     await looker.button("Explain").click()
     await expect(answer).to_contain_text("is not valid JSON")
 

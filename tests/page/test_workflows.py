@@ -85,7 +85,7 @@ async def test_a_workflow_runs_with_inputs_and_continues_after_an_answer(
     await looker.button("Approve: sure").click()
     await expect(hello).to_contain_text("succeeded")
     await expect(page.get_by_label("output", exact=True)).to_have_text("hello Ann")
-    await expect(hello.get_by_role("link", name="the run")).to_be_visible()
+    await expect(hello.get_by_role("link", name="run", exact=True)).to_be_visible()
 
     await page.get_by_role("link", name="Workflow greet").click()
     history = page.get_by_role("table", name="runs of greet")
@@ -115,10 +115,10 @@ async def test_the_schedule_is_changed_and_the_file_keeps_its_comments(
     await looker.enter("workflows", "greet")
     await expect(editor(page, "workflow greet")).to_have_value(FLOW)
     await page.get_by_label("Cron", exact=False).first.fill("0 7 * * 1-5")
-    await page.get_by_label("Time zone of cron").fill("Europe/Berlin")
+    await page.get_by_label("Time zone for cron").fill("Europe/Berlin")
     await looker.button("Save the schedule").click()
     await expect(page.locator(".toast.bad")).to_contain_text("inputs are missing: who")
-    await page.get_by_label("Inputs of each start").fill('{"who": "Ann"}')
+    await page.get_by_label("Inputs for each scheduled run").fill('{"who": "Ann"}')
     await looker.button("Save the schedule").click()
     await expect(page.get_by_text("0 7 * * 1-5 (Europe/Berlin), next")).to_be_visible()
     assert flow.read().startswith(FLOW)
@@ -131,7 +131,7 @@ async def test_the_schedule_is_changed_and_the_file_keeps_its_comments(
     await expect(page.locator(".toast.bad", has_text="hour")).to_be_visible()
     await page.get_by_label("Cron", exact=False).first.fill("")
     await looker.button("Save the schedule").click()
-    await expect(page.get_by_text("only by hand", exact=True)).to_be_visible()
+    await expect(page.get_by_text("manual", exact=True)).to_be_visible()
     assert "schedule" not in flow.read()
     looker.complaints.clear()  # the browser reports the refused request
 
@@ -153,7 +153,7 @@ async def test_a_workflow_is_created_corrected_edited_and_deleted(looker: Looker
 
     await change(page, "workflow daily", 'default = "the news"', 'default = "the weather"')
     await page.get_by_role("button", name="Save", exact=True).click()
-    await expect(page.get_by_text("Runs that start from now on use it")).to_be_visible()
+    await expect(page.get_by_text("New runs use it")).to_be_visible()
     await looker.button("Run").click()
     await expect(page.get_by_role("listitem", name="step ask")).to_contain_text("succeeded")
     runs = ok(await client.get("/v1/workflow-runs?name=daily"))["items"]
@@ -178,7 +178,7 @@ async def test_a_broken_file_is_shown_with_its_problem_and_corrected(
     await expect(page.locator(".definition-problem")).to_contain_text("did you mean 'approval'?")
     await change(page, "workflow greet", "aproval", "approval")
     await page.get_by_role("button", name="Save", exact=True).click()
-    await expect(page.get_by_role("heading", name="Run it")).to_be_visible()
+    await expect(page.get_by_role("heading", name="Run", exact=True)).to_be_visible()
     assert flow.read() == FLOW
 
 

@@ -40,7 +40,7 @@ async def test_a_person_works_reviews_an_edit_and_judges_the_answer(tmp_path: Pa
             await here.send_line("/cost")
             await here.expect("this session: 1 runs, 30 tokens")
             await here.send_line("/bad it should be four")
-            await here.expect("noted: the last answer was bad: it should be four")
+            await here.expect("rated the last answer as bad: it should be four")
             await here.send_line("/quit")
             assert await here.wait_exit() == exits.OK
         client = await place.up.wait_ready()
@@ -125,7 +125,7 @@ async def test_a_person_attaches_a_picture_names_a_file_and_chooses_model_and_ed
         async with terminal(place.up.shell, "chat", columns=100) as here:
             await here.until("on local")
             await here.send_line("/attach dot.png")
-            await here.expect("your next message is sent with dot.png")
+            await here.expect("attached to your next message: dot.png")
             await here.until("1 attached")
             await here.send_line("/attach")
             await here.expect("nothing is attached")

@@ -144,14 +144,14 @@ async def test_approvals_name_the_machine_and_a_dead_machine_is_waited_for_and_a
         scripts["write a file"] = 'call write {"path": "new.txt", "content": "hello"}\nsay Done.'
         scripts["work for long"] = WORK_FOR_LONG
         async with terminal(place.up.shell, "chat") as user:
-            await user.expect("working on local;")
+            await user.expect("tools run on local;")
             await user.send_line("write a file")
             assert "─ write on local wants to run ─" in await user.until("Allow?")
             user.type("a")
             await user.expect("completed")
             assert (place.up.workspace / "new.txt").exists()
             await user.send_line("/on garage")
-            await user.expect("this session works on garage")
+            await user.expect("tools of this session now run on garage")
             await user.send_line("write a file")
             assert "─ write on garage wants to run ─" in await user.until("Allow?")
             waiting = await place.type("approvals")

@@ -127,6 +127,7 @@ async def test_an_invitation_of_a_local_broker_says_that_other_machines_cannot_u
         folder = edge.shell.workspace / "files"
         said = " ".join(asked.split())
         assert f"garage: may read {folder}; tools: glob, grep, " in said
+        assert "not authorized" not in said, "the broker knew the account before it was shown"
         assert "bash" not in said
         other = tmp_path / "elsewhere"
         other.mkdir()

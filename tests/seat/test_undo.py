@@ -32,15 +32,15 @@ async def test_undo_in_a_chat_restores_deletes_and_names_what_stays(tmp_path: Pa
         async with terminal(place.up.shell, "chat", columns=90) as here:
             await here.until("on local")
             await here.send_line("/undo")
-            await here.expect("there is nothing to undo: send a message first")
+            await here.expect("nothing to undo yet: send a message first")
             await here.send_line("change it")
             await here.expect("done")
             await here.until("ready")
             assert (work / "note.txt").read_text() == "one\nfour\n"
             assert (work / "deep" / "new.txt").exists() and not (work / "old.sh").exists()
             await here.send_line("/undo")
-            await here.expect("taken back on local: note.txt")
-            await here.expect("these calls cannot be taken back:\n  bash on local: echo x > made")
+            await here.expect("undone on local: note.txt")
+            await here.expect("these calls cannot be undone:\n  bash on local: echo x > made")
             assert (work / "note.txt").read_text() == "one\ntwo\n"
             assert not (work / "deep" / "new.txt").exists()
             assert (work / "old.sh").read_text() == "#!/bin/sh\n"
@@ -92,7 +92,7 @@ async def test_undo_on_another_machine_refuses_what_changed_since(tmp_path: Path
         note.write_text("mine")
         typed = await place.type("runs", "undo", run_id)
         assert typed.code == exits.FAILED
-        assert "failed on pi: Nothing was taken back: 'note.txt' changed after" in typed.out
+        assert "failed on pi: Nothing was undone: 'note.txt' changed after" in typed.out
         assert (note.read_text(), big.read_text()) == ("mine", "small")
         note.write_text("after")
         answer = ok(await client.post(f"/v1/runs/{run_id}/undo", {}))

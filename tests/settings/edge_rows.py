@@ -32,6 +32,7 @@ from tests.settings.rows import (
     inside,
     judged,
     port_answer_of,
+    private_address_of,
     sandbox_of,
     table,
     tool,
@@ -386,6 +387,9 @@ EDGE_ROWS: Rows = {
     **_flow_rows(),
     "network.allow": verdicts('[network]\nallow = ["a.test"]\n', _FETCH),
     "network.deny": verdicts('[network]\ndeny = ["b.test"]\n', _FETCH),
+    "network.private": Row(
+        f'{NAME}[network]\nprivate = ["127.0.0.1"]\n', private_address_of(Built.edge), NAME
+    ),
     "network.commands": Row(
         f'{NAME}[network]\ncommands = ["a.test"]\n', sandbox_of(Built.edge, "proxy"), NAME
     ),

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from inspect import isawaitable
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
@@ -19,6 +20,8 @@ from evoclaw.core.labels import LOCAL_PRINCIPAL, Label, Principal
 from evoclaw.core.ports import Allow, Policy
 from evoclaw.core.tools import Call, Context, Tool
 from evoclaw.edge.edge import Edge
+from evoclaw.executors import web_fetch
+from evoclaw.executors.url_guard import UrlGuard
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.sandbox.sandboxed_processes import SandboxedProcesses
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
@@ -223,6 +226,25 @@ def port_answer_of(build: Build) -> Observe:
         answer = await reader.read()
         writer.close()
         return answer.decode()
+
+    return observe
+
+
+def private_address_of(build: Build) -> Observe:
+    """Why `webfetch` may not reach this machine; empty if it may."""
+
+    async def observe(here: Built) -> str:
+        guards: list[UrlGuard] = here.made.setdefault("guards", [])
+
+        class Recorded(web_fetch.WebFetcher):
+            def __init__(self, guard: UrlGuard | None = None, **more: Any) -> None:
+                super().__init__(guard, **more)
+                guards.append(self._guard)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(web_fetch, "WebFetcher", Recorded)
+            await build(here)
+        return guards[-1].objection(IPv4Address("127.0.0.1"))
 
     return observe
 

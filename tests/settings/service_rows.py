@@ -30,6 +30,7 @@ from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.store.databases.blob_cipher import SEALED_PREFIX
 from evoclaw.tools.define import tool as define
 from evoclaw.wiring import store
+from evoclaw.wiring.before_images import open_before_images
 from evoclaw.wiring.fleet import find_broker, open_fleet
 from evoclaw.wiring.http import access_for
 from evoclaw.wiring.record_key import record_cipher
@@ -50,6 +51,7 @@ from tests.settings.rows import (
     inside,
     judged,
     port_answer_of,
+    private_address_of,
     sandbox_of,
     table,
     tool,
@@ -67,6 +69,7 @@ JWT = (
     'algorithms = ["HS256"]\ntenant = "local"\n'
 )
 SEAT = "tests/seat/test_settings.py"
+UNDO = "tests/cli/test_undo.py"
 
 
 def runtime(look: Callable[[Runtime], Any]) -> Observe:
@@ -220,6 +223,12 @@ async def tokens(here: Built) -> Any:
     return repr(caller)
 
 
+async def undo_limits(here: Built) -> Any:
+    """How long, and up to which size, what `evoclaw run` changes is kept."""
+    async with open_before_images(here.env) as images:
+        return None if images is None else (images.retention_s, images.max_file_bytes)
+
+
 async def rates_folder(here: Built) -> Any:
     """Whether a count is left for other processes."""
     made = await here.service()
@@ -239,7 +248,7 @@ def webhook(line: str, shown: str = "") -> Row:
 
     def look(made: Runtime) -> Any:
         channel = next(found for found in made.channels if isinstance(found, WebhookChannel))
-        return repr(inside(channel, "_settings")), repr(inside(channel, "_signatures", "__dict__"))
+        return repr(inside(channel, "settings")), repr(inside(channel, "_signatures", "__dict__"))
 
     return Row(f"{WEBHOOK}{line}\n", runtime(look), WEBHOOK, shown)
 
@@ -255,7 +264,7 @@ def _webhook_rows() -> Rows:
     def field(key: str) -> Callable[[Runtime], Any]:
         def look(made: Runtime) -> Any:
             channel = next(found for found in made.channels if isinstance(found, WebhookChannel))
-            return inside(channel, "_settings", "webhook", key)
+            return inside(channel, "settings", "webhook", key)
 
         return look
 
@@ -268,7 +277,7 @@ def channel(base: str, changed: str, shown: str = "") -> Row:
     """A key of a channel."""
     return Row(
         changed,
-        runtime(lambda made: [repr(vars(c)["_settings"]) for c in made.channels]),
+        runtime(lambda made: [repr(c.settings) for c in made.channels]),
         base,
         shown,
     )
@@ -571,6 +580,9 @@ SERVICE_ROWS: Rows = {
     **_flow_rows(),
     "network.allow": verdicts('[network]\nallow = ["a.test"]\n', _FETCH),
     "network.deny": verdicts('[network]\ndeny = ["b.test"]\n', _FETCH),
+    "network.private": Row(
+        '[network]\nprivate = ["127.0.0.1"]\n', private_address_of(Built.toolbox)
+    ),
     "network.commands": Row(
         '[network]\ncommands = ["a.test"]\n', sandbox_of(Built.toolbox, "proxy")
     ),
@@ -629,6 +641,8 @@ SERVICE_ROWS: Rows = {
         lambda here: record_cipher(here.env).seal(b"{}").startswith(SEALED_PREFIX),
     ),
     "store.keep_days": Row("[store]\nkeep_days = 3\n", runtime(deletes_sessions)),
+    "store.undo_hours": Row("[store]\nundo_hours = 0\n", undo_limits, shown=UNDO),
+    "store.undo_bytes": Row("[store]\nundo_bytes = 2048\n", undo_limits, shown=UNDO),
     **SERVER_ROWS,
     "server.tokens.file": Row(TOKEN, tokens),
     "server.tokens.name": Row(TOKEN.replace("robot", "android"), tokens, TOKEN),

@@ -165,7 +165,7 @@ async def test_a_run_for_a_session_that_is_just_deleted_is_refused(
     place: Place, sessions: SessionStore
 ) -> None:
     runs, limits = RunQueue(sessions, "us", clock=clock), QueueLimits(9, 9, 9)
-    deletion = Step(DELETE_SESSION, ("local", "s1"), lock=session_lock("local", "s1"))
+    deletion = Step(DELETE_SESSION, ("local", "s1", 9), lock=session_lock("local", "s1"))
     async with other_process(place) as other:
         assert await other.apply(deletion) == [["s1"], []]
         adding = asyncio.create_task(runs.enqueue("local", next_run("r2"), limits, claim=True))

@@ -14,14 +14,17 @@ from evoclaw.core.messages import Reply, user
 from evoclaw.orchestrator.sessions.retention import SessionRetention
 from evoclaw.store.calls.receipts import PRUNE_BATCH_ROWS, ReceiptStore, StoredReceipt
 from evoclaw.store.calls.receipts import SCHEMA as receipt_tables
-from evoclaw.store.databases.database import Database
+from evoclaw.store.databases.change_detection import run_status_rows
+from evoclaw.store.databases.database import Database, StoreError
 from evoclaw.store.governance import approvals
 from evoclaw.store.runs import queue
 from evoclaw.store.runs.queue import RunQueue
+from evoclaw.store.sessions import changes, delete_steps, expired_sessions
 from evoclaw.store.sessions import tables as session_tables
 from evoclaw.store.sessions.canvases import StoredCanvases
 from evoclaw.store.sessions.expired_sessions import BATCH_ROWS, ExpiredSessions
 from evoclaw.store.sessions.sessions import RunUsage, Session, SessionStore, StoredRun
+from evoclaw.store.workflows.workflows import SCHEMA as workflow_tables
 from tests.support.databases import Place
 from tests.support.waiting import until
 
@@ -170,6 +173,103 @@ async def test_retention_continues_after_an_interruption(place: Place) -> None:
     await database.close()
 
 
+LEFT = (
+    "SELECT (SELECT count(*) FROM runs), (SELECT count(*) FROM records), "
+    "(SELECT count(*) FROM messages), (SELECT count(*) FROM deleted_sessions)"
+)
+
+
+async def long_session(store: SessionStore, session_id: str = "long", parent: str = "") -> None:
+    """A session with seven runs and as many messages."""
+    await store.create(Session(session_id, "a", parent=parent))
+    for number in range(7):
+        run = await store.create_run(f"{session_id}{number}", session_id, "hi")
+        record = Record(run.id, 1, OLD, Replied(Reply("yes")))
+        await store.append(run, [record], [(number, user("hi"))], RunUsage(), DONE)
+
+
+@pytest.fixture
+def in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delete_steps, "MAX_MESSAGES_AT_ONCE", 3)
+    for module in (delete_steps, changes, expired_sessions):
+        monkeypatch.setattr(module, "MAX_RUNS_AT_ONCE", 3)
+
+
+@pytest.mark.usefixtures("in_small_batches")
+@pytest.mark.parametrize("by", ["person", "retention"])
+async def test_a_session_with_many_runs_vanishes_at_once_and_is_deleted_in_batches(
+    place: Place, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    database = await place.open(session_tables.SCHEMA, queue.SCHEMA)
+    store = SessionStore(database, lambda: OLD)
+    await long_session(store)
+    await long_session(SessionStore(database, lambda: OLD, "other"))
+    await long_session(store, "kept")
+    done = await store.create_run("new", "kept", "hi")
+
+    async def delete_and_look(database: Database, tenant: str, session_id: str) -> list[str]:
+        if tenant == "local":
+            assert await store.session("long") is None
+            assert await store.run("long0") is None and await store.run("long6") is None
+            shown = [run.id for run in await store.runs(limit=99)]
+            assert shown == ["new", *(f"kept{number}" for number in range(6, -1, -1))]
+            status = await run_status_rows(database, "local", 99, 99, ["long0"])
+            assert list(status) == shown
+            with pytest.raises(StoreError, match="being deleted"):
+                await store.create(Session("long", "a"))
+            with pytest.raises(StoreError, match="being deleted"):
+                await store.create_run("late", "long", "hi")
+        return await delete_steps.delete_hidden(database, tenant, session_id)
+
+    monkeypatch.setattr(changes, "delete_hidden", delete_and_look)
+    monkeypatch.setattr(expired_sessions, "delete_hidden", delete_and_look)
+    if by == "person":
+        before = database.commits
+        found = await changes.delete_session(store, "long")
+        assert found is not None and found.sessions == ("long",)
+        assert sorted(found.runs) == [f"long{number}" for number in range(7)]
+        assert database.commits - before >= 6
+        assert await changes.delete_session(store.of("other"), "long") is not None
+    else:
+        assert await ExpiredSessions(database).delete(BEFORE) == 2
+    assert await changes.delete_session(store, "kept") is None
+    await store.append(done, [], [], RunUsage(), DONE)
+    assert await database.read(lambda c: c.execute(LEFT).fetchone()) == (8, 7, 7, 0)
+    await long_session(store)
+    assert len(await store.runs(session_id="long")) == 7
+    await database.close()
+
+
+@pytest.mark.usefixtures("in_small_batches")
+async def test_a_deletion_that_was_interrupted_is_continued_by_the_next_process(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schemas = (session_tables.SCHEMA, queue.SCHEMA, receipt_tables, workflow_tables)
+    database = await place.open(*schemas)
+    store = SessionStore(database)
+    await long_session(store)
+    await long_session(store, "child", "long")
+
+    async def crash(*_: object) -> list[str]:
+        raise OSError("killed")
+
+    with monkeypatch.context() as crashing:
+        crashing.setattr(changes, "delete_hidden", crash)
+        with pytest.raises(OSError, match="killed"):
+            await changes.delete_session(store, "long")
+    await database.close()
+    database = await place.open(*schemas)
+    assert await SessionStore(database).runs() == []
+
+    async def is_deleted() -> bool:
+        return await database.read(lambda c: c.execute(LEFT).fetchone()) == (0, 0, 0, 0)
+
+    assert not await is_deleted()
+    async with SessionRetention(database, cast("StoredCanvases", None), 0).serving():
+        await until(is_deleted)
+    await database.close()
+
+
 async def test_old_runs_of_sessions_in_use_are_looked_at_once(tmp_path: Path) -> None:
     database = await Place(tmp_path / "evoclaw.db").open(session_tables.SCHEMA, queue.SCHEMA)
     history, expired = History(database), ExpiredSessions(database)
@@ -209,7 +309,8 @@ def receipt(chain: str, counter: int, at: float, flaw: str = "") -> StoredReceip
 
 
 async def test_old_receipts_are_deleted_except_for_the_last_of_each_chain(place: Place) -> None:
-    database = await place.open(session_tables.SCHEMA, queue.SCHEMA, receipt_tables)
+    schemas = (session_tables.SCHEMA, queue.SCHEMA, receipt_tables, workflow_tables)
+    database = await place.open(*schemas)
     store, keep_days = ReceiptStore(database), 1.0
     chain = [receipt("a", n, OLD) for n in range(1, PRUNE_BATCH_ROWS + 10)]
     outside = [receipt("", 0, OLD), receipt("a", 3, OLD, "fork")]

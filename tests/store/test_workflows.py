@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from evoclaw.store.databases.database import Database
@@ -177,6 +178,65 @@ async def test_the_end_of_a_child_workflow_is_stored_and_wakes_its_parent(
     assert row is not None and row.outcome == b"outcome" and row.ended_at == 1_000.0
     assert [row.id for row in await store.claim("one", 10, 9)] == ["parent"]
     assert not await store.add_event("child", 2, b"too late") and not await store.wake("child")
+
+
+async def finish(store: WorkflowStore, id_: str, parent: str = "", *, events: int = 1) -> None:
+    """A workflow run that ends now, with so many events after its first."""
+    await store.create(new(id_, parent=parent))
+    await store.claim("one", 10, 1_000)
+    ends = [b"end"] * events
+    assert await store.append(id_, "one", 1, ends, WorkflowUpdate("succeeded", b"outcome"))
+
+
+async def test_old_workflow_runs_are_deleted_with_their_events_in_batches(
+    store: WorkflowStore, database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evoclaw.store.workflows.workflows.PRUNE_BATCH_RUNS", 3)
+    monkeypatch.setattr("evoclaw.store.workflows.workflows.PRUNE_BATCH_EVENTS", 10)
+    for number in range(7):
+        await finish(store, f"w{number}")
+    await finish(store, "long", events=20)
+    await finish(store.of("other"), "w0")
+    await store.create(new("open"))
+    clock.now += 100
+    await finish(store, "young")
+
+    before = database.commits
+    assert await store.prune(clock.now) == 9
+    assert database.commits - before >= 4
+    assert {row.id for row in await store.list()} == {"open", "young"}
+    assert not await store.events("w0") and not await store.events("long")
+    assert not await store.of("other").list() and not await store.of("other").events("w0")
+    assert len(await store.events("young")) == 2 and len(await store.events("open")) == 1
+    assert await store.prune(clock.now) == 0
+
+
+async def test_what_an_open_workflow_started_is_kept_with_all_below_it(
+    store: WorkflowStore, clock: Clock
+) -> None:
+    await store.create(new("lead"))
+    await finish(store, "child", "lead")
+    await finish(store, "grandchild", "child")
+    clock.now += 100
+    assert await store.prune(clock.now) == 0
+
+    await store.claim("one", 10, 9)
+    await store.append("lead", "one", 1, [b"end"], WorkflowUpdate("succeeded", b"outcome"))
+    assert await store.prune(clock.now) == 0
+    assert await store.prune(clock.now + 1) == 3
+    assert await store.list() == []
+
+
+async def test_workflow_runs_of_the_first_version_are_migrated_and_deleted(
+    place: Place, clock: Clock
+) -> None:
+    older = msgspec.structs.replace(SCHEMA, migrations=SCHEMA.migrations[:1])
+    database = await place.open(older)
+    await finish(WorkflowStore(database, clock), "old")
+    await database.close()
+    database = await place.open(SCHEMA)
+    assert await WorkflowStore(database, clock).prune(clock.now + 1) == 1
+    await database.close()
 
 
 async def test_tenants_do_not_see_each_others_workflows(store: WorkflowStore) -> None:

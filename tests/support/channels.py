@@ -18,6 +18,7 @@ from evoclaw.orchestrator.channels.chat.approvals import ChatApprovals
 from evoclaw.orchestrator.channels.chat.channel import ChatChannel
 from evoclaw.orchestrator.channels.chat.commands import ConversationCommands
 from evoclaw.orchestrator.channels.chat.pairing import ChannelPairing
+from evoclaw.orchestrator.channels.chat.receiver_lease import ReceiverLease
 from evoclaw.orchestrator.channels.dispatcher import Channel, ChannelDispatcher
 from evoclaw.orchestrator.channels.factory import build_service
 from evoclaw.orchestrator.channels.inbound import (
@@ -123,11 +124,14 @@ class ChannelHarness:
             commands=ConversationCommands(self.letters, self.runs, self.asking),
         )
 
-    def chat(self, settings: ChannelSettings, secrets: Mapping[str, str]) -> ChatChannel:
-        """A chat channel with these settings."""
+    def chat(
+        self, settings: ChannelSettings, secrets: Mapping[str, str], lease_s: float | None = None
+    ) -> ChatChannel:
+        """A chat channel with these settings; with a lease if others share the store."""
         pairing = ChannelPairing(settings.name, self.letters)
         service = build_service(settings, secrets)
-        return ChatChannel(settings, service, self.letters, self.asking, pairing)
+        lease = None if lease_s is None else ReceiverLease(settings.name, self.letters, lease_s)
+        return ChatChannel(settings, service, self.letters, self.asking, pairing, lease)
 
     def _equip(self, agent: Agent, session: Session, given: Mapping[type, object]) -> Ports:
         @tool("shell", timeout=60)

@@ -32,6 +32,8 @@ class FakeTelegram(ChatFake):
     updates: list[JSON] = field(default_factory=list[JSON])
     polls: int = 0
     """Answered requests for updates."""
+    conflicts: int = 0
+    """Requests for updates that ended an older one: two processes poll the bot."""
     cleared_buttons: list[int] = field(default_factory=list[int])
     answered_presses: list[str] = field(default_factory=list[str])
     _next_id: int = 1000
@@ -103,6 +105,7 @@ class FakeTelegram(ChatFake):
     async def _get_updates(self, body: JSON) -> web.Response:
         if self._poll is not None:
             self._poll.cancel()  # Telegram ends the older of two requests
+            self.conflicts += 1
         self._poll = asyncio.current_task()
         try:
             self.updates = [one for one in self.updates if one["update_id"] >= body["offset"]]

@@ -454,6 +454,18 @@ async def test_account_changes_of_another_process_are_applied(
         assert await a.next() is None
 
 
+async def test_an_account_of_another_process_works_at_once_when_it_is_in_use(
+    engine: str, tmp_path: Path
+) -> None:
+    async with EmbeddedBroker(tmp_path, engine=engine) as broker:
+        elsewhere = BrokerAccounts(broker.folder)
+        password = elsewhere.add("b")
+        await elsewhere.wait_until_in_use()
+        joined = await Mqtt.open(broker.port, "b", password)
+        await joined.drop()
+        assert joined.code == ACCEPTED
+
+
 async def test_a_connection_cannot_be_ended_by_guessing_its_client_id(
     broker: EmbeddedBroker, parties: Parties
 ) -> None:

@@ -12,9 +12,20 @@ from evoclaw.cli.approvals import identify_answerer
 from evoclaw.cli.client import ServiceClient, ServiceNotRunning, open_client, with_client
 from evoclaw.cli.options import CommandGroup, json_option
 from evoclaw.cli.output import print_err, print_out
-from evoclaw.cli.terminal_text import clean, print_table, text_of
+from evoclaw.cli.terminal_text import clean, format_time, print_table, text_of
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON, is_object
+
+_TEXTS = ("state", "account", "problem", "fix", "last_problem")
+_NUMBERS = (
+    "changed_at",
+    "last_received_at",
+    "last_sent_at",
+    "refused",
+    "retrying",
+    "given_up",
+    "last_problem_at",
+)
 
 
 @click.group(cls=CommandGroup, default="list")
@@ -30,17 +41,16 @@ def _list(*, as_json: bool) -> int:
     states = asyncio.run(_states())
     rows: list[dict[str, JSON]] = []
     for channel in orchestrator_settings(os.environ).channels:
-        chat = states.get(channel.name, {})
-        paired = chat.get("paired")
+        known = states.get(channel.name, {})
+        paired = known.get("paired")
         rows.append(
             {
                 "name": channel.name,
                 "kind": channel.kind,
                 "agent": channel.agent,
                 "senders": [*channel.senders, *(paired if is_object(paired) else ())],
-                "state": text_of(chat, "state"),
-                "account": text_of(chat, "account"),
-                "problem": text_of(chat, "problem"),
+                **{key: text_of(known, key) for key in _TEXTS},
+                **{key: known.get(key) for key in _NUMBERS},
             }
         )
     if as_json:
@@ -52,6 +62,7 @@ def _list(*, as_json: bool) -> int:
             text_of(row, "kind"),
             text_of(row, "agent"),
             _state(row),
+            _traffic(row),
             clean(", ".join(str(sender) for sender in row["senders"])),
         ]
         for row in rows
@@ -61,7 +72,7 @@ def _list(*, as_json: bool) -> int:
 
 
 async def _states() -> dict[str, dict[str, JSON]]:
-    """By name, the state of the chat channels; empty if no service runs."""
+    """By name, the state of the channels; empty if no service runs."""
     try:
         async with open_client(os.environ) as client:
             found = service_api.as_items(await client.get("/v1/channels"))
@@ -71,8 +82,23 @@ async def _states() -> dict[str, dict[str, JSON]]:
 
 
 def _state(row: dict[str, JSON]) -> str:
-    state, account, problem = (clean(text_of(row, key)) for key in ("state", "account", "problem"))
-    return " ".join(part for part in (state, account and f"as {account}", problem) if part)
+    state, account, problem, fix = (
+        clean(text_of(row, key)) for key in ("state", "account", "problem", "fix")
+    )
+    since = format_time(row.get("changed_at"))
+    parts = (state, account and f"as {account}", since and f"since {since}", problem, fix)
+    return " ".join(part for part in parts if part)
+
+
+def _traffic(row: dict[str, JSON]) -> str:
+    received, sent = format_time(row.get("last_received_at")), format_time(row.get("last_sent_at"))
+    given_up = row.get("given_up")
+    parts = (
+        received and f"received {received}",
+        sent and f"sent {sent}",
+        f"{given_up} not delivered" if given_up else "",
+    )
+    return ", ".join(part for part in parts if part)
 
 
 @channels.command("test", help="Log in at the service of a chat channel")

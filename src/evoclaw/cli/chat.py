@@ -88,7 +88,7 @@ class PipedChat:
             self._position, unfinished = await self._position.enter(client)
             if unfinished is not None:
                 asked = one_line(str(unfinished.get("asked", "")))
-                print_err(f"resuming the run of this session: {asked}")
+                print_err(f"resuming the unfinished run of this session: {asked}")
                 run = InteractiveRun(client, self._renderer)
                 self._update(run, await run.resume(unfinished))
 

@@ -25,6 +25,7 @@ DEFAULT_EDGE = "default"
 """What the user types for the default edge."""
 DEFAULT_MODEL = "default"
 """What the user types for the model of the agent."""
+AGENTS_MODEL = "the agent's own model"
 EDGE_SELECTORS = ("any", "*")
 """What the user may type instead of an edge: any that has the tool; those the model names."""
 HELP_HINT = "/help lists the commands; to send a message that starts with /, type //"
@@ -118,7 +119,9 @@ async def run_command(name: str, rest: str, position: ChatPosition) -> ChatPosit
 async def _help(_client: ServiceClient, _rest: str, where: ChatPosition) -> ChatPosition:
     for line in format_table((name, about) for name, (about, _) in COMMANDS.items()):
         print_err(line)
-    print_err("during a run, what you type steers it; Ctrl-C cancels it, twice leaves the chat")
+    print_err(
+        "during a run, what you type steers it; press Ctrl-C to cancel it, twice to leave the chat"
+    )
     return where
 
 
@@ -136,7 +139,7 @@ async def _sessions(client: ServiceClient, _rest: str, where: ChatPosition) -> C
 
 async def _session(client: ServiceClient, rest: str, where: ChatPosition) -> ChatPosition:
     if not rest:
-        print_err(f"this is session {where.session or '(new)'}")
+        print_err(f"current session: {where.session or 'a new one'}")
         return where
     found = await service_api.find_session(client, rest)
     if found is None:
@@ -158,7 +161,7 @@ async def _on(client: ServiceClient, rest: str, where: ChatPosition) -> ChatPosi
         for line in format_table(rows):
             print_err(line)
         if not rows:
-            print_err("no edges are known; see `evoclaw edges`")
+            print_err("no edge has joined yet; see `evoclaw edges`")
         return where
     chosen = "" if rest == DEFAULT_EDGE else rest
     if where.session:
@@ -167,13 +170,13 @@ async def _on(client: ServiceClient, rest: str, where: ChatPosition) -> ChatPosi
         known = ", ".join(names) or "none"
         similar = did_you_mean(rest, names)
         raise ConfigError(f"there is no edge {rest!r}; known edges: {known}{similar}")
-    print_err(f"this session works on {clean(chosen or 'the default edge')} from now on")
+    print_err(f"the tools of this session now run on {clean(chosen or 'the default edge')}")
     return replace(where, on=chosen)
 
 
 async def _agent(_client: ServiceClient, rest: str, where: ChatPosition) -> ChatPosition:
     if not rest:
-        raise ConfigError("name the agent: /agent NAME")
+        raise ConfigError("which agent? Type /agent NAME")
     print_err(f"your next message starts a new session with {clean(rest)}")
     return ChatPosition(agent=rest, on=where.on, model=where.model)
 
@@ -181,18 +184,18 @@ async def _agent(_client: ServiceClient, rest: str, where: ChatPosition) -> Chat
 async def _model(_client: ServiceClient, rest: str, where: ChatPosition) -> ChatPosition:
     if not rest:
         print_err(
-            f"your messages use {clean(where.model) or 'the model of the agent'}; "
-            "/model PROVIDER/MODEL uses another, /model default the agent's own"
+            f"your messages use {clean(where.model) or AGENTS_MODEL}; "
+            "switch with /model PROVIDER/MODEL, or back with /model default"
         )
         return where
     model = "" if rest == DEFAULT_MODEL else rest
-    print_err(f"your next messages use {clean(model) or 'the model of the agent'}")
+    print_err(f"your next messages use {clean(model) or AGENTS_MODEL}")
     return replace(where, model=model)
 
 
 async def _title(client: ServiceClient, rest: str, where: ChatPosition) -> ChatPosition:
     if not rest:
-        raise ConfigError("type the new title: /title TEXT")
+        raise ConfigError("which title? Type /title TEXT")
     if not where.session:
         return replace(where, title=rest)
     await service_api.rename_session(client, where.session, rest)
@@ -239,7 +242,9 @@ async def _answer(
             tool = f"{clean(call.tool)}{on_machine(call.machine)}"
             print_err(f"{call.id}  {tool}  {one_line(str(call.arguments))}")
         raise ConfigError(
-            "several calls wait: add the ID of one" if waiting else "no call waits for an approval"
+            "several calls are waiting: add the ID of one"
+            if waiting
+            else "no call is waiting for approval"
         )
     await service_api.answer_approval(
         client, id_ or waiting[0].id, Approval(decision, reason.strip())
@@ -261,9 +266,11 @@ async def _branch(client: ServiceClient, rest: str, where: ChatPosition) -> Chat
     if not where.session:
         raise ConfigError("this session has no messages yet")
     if rest and not rest.isdecimal():
-        raise ConfigError("type the number of the last message to keep: /branch N; see /history")
+        raise ConfigError(
+            "which message is the last to keep? Type /branch N; /history shows the numbers"
+        )
     made = await service_api.branch_session(client, where.session, int(rest) if rest else None, "")
-    print_err(f"this is now session {made}; the previous one is {where.session}")
+    print_err(f"you are now in session {made}; the previous one was {where.session}")
     return ChatPosition(made, where.agent, on=where.on, model=where.model)
 
 
@@ -271,14 +278,14 @@ async def _compact(client: ServiceClient, _rest: str, where: ChatPosition) -> Ch
     if not where.session:
         raise ConfigError("this session has no messages yet")
     made, before, after = await service_api.compact_session(client, where.session, where.model)
-    print_err(f"summarised: about {before:,} tokens before, {after:,} now")
-    print_err(f"this is now session {made}; the whole conversation is in {where.session}")
+    print_err(f"summarised: from about {before:,} to {after:,} tokens")
+    print_err(f"you are now in session {made}; the full conversation is still in {where.session}")
     return ChatPosition(made, where.agent, on=where.on, model=where.model)
 
 
 async def _attach(_client: ServiceClient, rest: str, where: ChatPosition) -> ChatPosition:
     if not rest:
-        print_err("nothing is attached to the next message; attach a picture with /attach FILE")
+        print_err("nothing is attached; attach a picture to your next message with /attach FILE")
         return replace(where, attached=())
     try:
         words = shlex.split(rest)  # a file that is dropped on a terminal comes quoted
@@ -287,7 +294,7 @@ async def _attach(_client: ServiceClient, rest: str, where: ChatPosition) -> Cha
     image = await read_attachment(words[0] if len(words) == 1 else rest)
     attached = (*where.attached, image)
     names = ", ".join(clean(found.name) for found in attached)
-    print_err(f"your next message is sent with {names}; /attach alone removes it again")
+    print_err(f"attached to your next message: {names}; /attach alone removes it")
     return replace(where, attached=attached)
 
 
@@ -298,9 +305,9 @@ async def _cost(client: ServiceClient, _rest: str, where: ChatPosition) -> ChatP
     unknown = sum(paid is None for _, paid in figures)
     print_err(
         f"this session: {len(runs)} runs, {tokens} tokens, ${cost:.4f}"
-        + (f" and {unknown} runs without a known price" if unknown else "")
+        + (f", and {unknown} runs at an unknown price" if unknown else "")
     )
-    print_err(await service_api.budget_left(client) or "no budget in dollars is set")
+    print_err(await service_api.budget_left(client) or "no budget in dollars is configured")
     return where
 
 
@@ -316,11 +323,11 @@ async def _judge(
     client: ServiceClient, reason: str, where: ChatPosition, verdict: str
 ) -> ChatPosition:
     if not where.run:
-        raise ConfigError("there is no run to judge: send a message first")
+        raise ConfigError("nothing to rate yet: send a message first")
     if why := identify_answerer().refusal_reason("local"):
         raise ConfigError(why)
     await service_api.rate_run(client, where.run, verdict, reason)
-    print_err(f"noted: the last answer was {verdict}" + (f": {one_line(reason)}" if reason else ""))
+    print_err(f"rated the last answer as {verdict}" + (f": {one_line(reason)}" if reason else ""))
     return where
 
 
@@ -342,24 +349,24 @@ COMMANDS: Mapping[
     "/help": ("Show this list", _help),
     "/new": ("Start a new session: /new [TITLE]", _new),
     "/sessions": ("List your sessions", _sessions),
-    "/session": ("Switch to a session: /session ID or its title", _session),
+    "/session": ("Switch to another session: /session ID or TITLE", _session),
     "/agent": ("Start a new session with another agent: /agent NAME", _agent),
-    "/on": ("Work on another edge from now on, or list the edges: /on [NAME or default]", _on),
+    "/on": ("Run tools on another edge, or list the edges: /on [NAME or default]", _on),
     "/model": ("Use another model for the next messages: /model [PROVIDER/MODEL]", _model),
     "/title": ("Rename this session: /title TEXT", _title),
-    "/history": ("Show the messages with their numbers", _history),
+    "/history": ("Show the messages of this session with their numbers", _history),
     "/attach": ("Attach a picture to the next message: /attach FILE", _attach),
-    "/output": ("Show all of the last result, or of the Nth last: /output [N]", _output),
-    "/undo": ("Take back what the last answer changed in files", _undo),
-    "/cost": ("Show the tokens and the cost of this session, and what is left", _cost),
-    "/good": ("Say that the last answer was good: /good [WHY]", _good),
-    "/bad": ("Say that the last answer was bad: /bad [WHY]", _bad),
+    "/output": ("Show the last result in full, or the Nth last: /output [N]", _output),
+    "/undo": ("Undo the file changes of the last answer", _undo),
+    "/cost": ("Show the tokens and cost of this session, and the remaining budget", _cost),
+    "/good": ("Rate the last answer as good: /good [WHY]", _good),
+    "/bad": ("Rate the last answer as bad: /bad [WHY]", _bad),
     "/tools": ("List the tools of the service", _tools),
-    "/approve": ("Approve a waiting call: /approve [ID]", _approve),
-    "/deny": ("Deny a waiting call: /deny [ID REASON]", _deny),
+    "/approve": ("Approve a pending call: /approve [ID]", _approve),
+    "/deny": ("Deny a pending call: /deny [ID REASON]", _deny),
     "/cancel": ("Cancel the current run", _cancel),
     "/branch": ("Start a new session from message N: /branch [N]", _branch),
-    "/compact": ("Summarise the older messages, to send the model fewer tokens", _compact),
+    "/compact": ("Summarise older messages, so that the model gets fewer tokens", _compact),
     "/quit": ("Leave the chat", _quit),
 }
 """By name: the help text, and the function."""

@@ -1,31 +1,23 @@
 """The terminal of a chat: output above, then what runs now, the input, and a status line.
 
-The only module that uses `prompt_toolkit`. Nothing is printed past it while it runs: what others
-write to standard output and standard error appears above the input too.
+Beside `chat_completion` and `screen_text`, the only module that uses `prompt_toolkit`. Nothing is
+printed past it while it runs: what others write to standard output and standard error appears above
+the input too.
 """
 
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import sys
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import wrap
 
 from prompt_toolkit.application import Application, in_terminal
 from prompt_toolkit.application.current import set_app
 from prompt_toolkit.buffer import Buffer
-from prompt_toolkit.completion import (
-    CompleteEvent,
-    Completer,
-    Completion,
-    get_common_complete_suffix,
-)
-from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition
 from prompt_toolkit.formatted_text import ANSI, StyleAndTextTuples
 from prompt_toolkit.history import InMemoryHistory
@@ -43,11 +35,12 @@ from prompt_toolkit.layout.layout import Layout
 from prompt_toolkit.layout.menus import CompletionsMenu
 from prompt_toolkit.output.vt100 import Vt100_Output
 from prompt_toolkit.styles import Style
-from prompt_toolkit.utils import get_cwidth
 from prompt_toolkit.widgets import SearchToolbar
 
+from evoclaw.cli.chat_completion import Suggest, SuggestionCompleter, complete
 from evoclaw.cli.chat_history import append_history, read_history
 from evoclaw.cli.editor import edit_in_program
+from evoclaw.cli.screen_text import PrintedAbove, cut_to_width, wrap_lines
 from evoclaw.core.errors import ConfigError
 
 PROMPT, CONTINUATION = "> ", "… "
@@ -58,9 +51,6 @@ TYPED_AHEAD_S = 0.5
 """Seconds without a key after which a question can be answered: earlier keys are the draft's."""
 KEPT_ROWS = 6
 """Rows that what runs now leaves for the input and the status line."""
-
-Suggest = Callable[[str], Iterable[tuple[str, int, str]]]
-"""For the text before the cursor: what fits there, how many characters it replaces, and a note."""
 
 
 @dataclass(eq=False)
@@ -75,17 +65,6 @@ class _Question:
     """Whether keys answer it already."""
     has_early_keys: bool = False
     timer: asyncio.TimerHandle | None = None
-
-
-class _Suggestions(Completer):
-    def __init__(self, suggest: Suggest) -> None:
-        self._suggest = suggest
-
-    def get_completions(
-        self, document: Document, complete_event: CompleteEvent
-    ) -> Iterable[Completion]:
-        for text, replaced, about in self._suggest(document.text_before_cursor):
-            yield Completion(text, start_position=-replaced, display_meta=about)
 
 
 class ChatScreen:
@@ -127,7 +106,7 @@ class ChatScreen:
         self._flushing = False
         self._is_suspended = False
         """Whether another program has the terminal."""
-        self._suggestions = _Suggestions(suggest)
+        self._suggestions = SuggestionCompleter(suggest)
         self._message = Buffer(
             multiline=True,
             history=InMemoryHistory(read_history(history)),
@@ -188,11 +167,7 @@ class ChatScreen:
 
     def wrapped(self, text: str) -> str:
         """The text with its long lines broken between words."""
-        lines = text.split("\n")
-        return "\n".join(
-            line if get_cwidth(line) <= self.columns else _wrapped(line, self.columns)
-            for line in lines
-        )
+        return wrap_lines(text, self.columns)
 
     def refresh(self) -> None:
         """Draw what runs now, and the status line, again."""
@@ -311,7 +286,7 @@ class ChatScreen:
     def _instead_of_the_streams(self) -> Generator[None]:
         """Print above the input what is written to the terminal meanwhile."""
         before = sys.stdout, sys.stderr
-        above = _Above(lambda text: self.print(self.wrapped(text)))
+        above = PrintedAbove(lambda text: self.print(self.wrapped(text)))
         if sys.stdout.isatty():
             sys.stdout = above
         sys.stderr = above
@@ -382,9 +357,7 @@ class ChatScreen:
         if self._question.is_open:
             return [("class:question", self._question.text)]
         is_typing = self._question.has_early_keys
-        return [
-            ("class:note", "(you are typing a message: pause to be asked)" if is_typing else "")
-        ]
+        return [("class:note", "(you are typing: pause to see the question)" if is_typing else "")]
 
     def _status_text(self) -> StyleAndTextTuples:
         return [("class:status", cut_to_width(self._status(), self.columns))]
@@ -424,31 +397,12 @@ class ChatScreen:
         bind("escape enter", lambda: self._message.insert_text("\n"), typing)
         bind("escape enter", lambda: self._answer.insert_text("\n"), answering)
         bind("c-d", lambda: self.on_end(), typing_nothing)
-        bind("tab", self._complete, typing)
+        bind("tab", lambda: complete(self._message, self._suggestions), typing)
         bind("c-c", self._interrupt)
         bind("<sigint>", self._interrupt)
         bind("c-z", self._suspend)
         bind("c-l", self._clear)
         return bindings
-
-    def _complete(self) -> None:
-        """Insert what all completions have in common; if they have nothing, select the next."""
-        buffer = self._message
-        if buffer.complete_state is not None and buffer.complete_state.complete_index is not None:
-            buffer.complete_next()
-            return
-        offered = list(
-            self._suggestions.get_completions(buffer.document, CompleteEvent(text_inserted=True))
-        )
-        if len(offered) == 1:
-            buffer.apply_completion(offered[0])
-        elif common := get_common_complete_suffix(buffer.document, offered):
-            buffer.insert_text(common)
-            buffer.start_completion()
-        elif buffer.complete_state is not None:
-            buffer.complete_next()
-        else:
-            buffer.start_completion()
 
     def _suspend(self) -> None:
         self._app.suspend_to_background()
@@ -480,7 +434,7 @@ class ChatScreen:
         try:
             append_history(self._history, text)
         except (OSError, ConfigError) as problem:
-            self.print(f"this message is not kept for the next chat: {problem}\n")
+            self.print(f"this message was not added to the history: {problem}\n")
 
     def _interrupt(self) -> None:
         has_draft = self._question is None and bool(self._message.text)
@@ -489,47 +443,12 @@ class ChatScreen:
         self.on_interrupt(has_draft)
 
 
-def cut_to_width(text: str, columns: int) -> str:
-    """The text, cut to a number of columns of the terminal."""
-    if get_cwidth(text) <= columns:
-        return text
-    width, kept = 1, list[str]()
-    for character in text:
-        width += get_cwidth(character)
-        if width > columns:
-            break
-        kept.append(character)
-    return "".join(kept) + "…"
-
-
-def _wrapped(line: str, columns: int) -> str:
-    indent = " " * (len(line) - len(line.lstrip()) + 2)
-    return "\n".join(wrap(line, columns, subsequent_indent=indent, replace_whitespace=False))
-
-
 def _line_prefix(line: int, wrapped: int) -> StyleAndTextTuples:
     return [("class:prompt", PROMPT if not line and not wrapped else CONTINUATION)]
 
 
 def _ignore(*_: object) -> None:
     """What happens before the chat has set what to call."""
-
-
-class _Above(io.TextIOBase):
-    """A stream whose text is printed above the input."""
-
-    def __init__(self, write: Callable[[str], None]) -> None:
-        self._write = write
-
-    def write(self, text: str, /) -> int:
-        self._write(text)
-        return len(text)
-
-    def writable(self) -> bool:
-        return True
-
-    def isatty(self) -> bool:
-        return True
 
 
 _STYLE = {

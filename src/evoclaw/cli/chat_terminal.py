@@ -110,14 +110,14 @@ class TerminalChat:
             if not self._position.on:
                 await self._names.fetch_edges(client)
         if edge := self._position.on or self._names.default_edge:
-            print_err(f"working on {clean(edge)}; /on NAME works on another edge")
-        print_err("type a message, or /help for the commands")
+            print_err(f"tools run on {clean(edge)}; switch with /on NAME")
+        print_err("type a message, or /help for the list of commands")
         return run
 
     async def _converse(self, unfinished: dict[str, JSON] | None) -> None:
         if unfinished is not None:
             asked = one_line(str(unfinished.get("asked", "")))
-            print_err(f"resuming the run of this session: {asked}")
+            print_err(f"resuming the unfinished run of this session: {asked}")
             has_left, unsent = await self._watch(unfinished, None)
             self._typed.extendleft(reversed(unsent))
             if has_left:
@@ -176,7 +176,7 @@ class TerminalChat:
     async def _undo(self) -> None:
         """Undo the last run; asks for the approval that its agent needs for a write."""
         if not self._position.run:
-            raise ConfigError("there is nothing to undo: send a message first")
+            raise ConfigError("nothing to undo yet: send a message first")
         async with open_client(os.environ) as client:
             found = await service_api.undo_run(client, self._position.run)
             for line in found.lines():
@@ -265,7 +265,7 @@ class TerminalChat:
         if self._interrupts > 1:
             self._leave()
         elif self._interrupts:
-            print_err("(Ctrl-C again, Ctrl-D or /quit to leave)")
+            print_err("(to leave, press Ctrl-C again or Ctrl-D, or type /quit)")
 
     def _leave(self, code: int | None = None) -> None:
         if self._conversation is not None:
@@ -309,9 +309,7 @@ class TerminalChat:
         number = int(rest) if rest.isdecimal() and rest != "0" else 1
         kept = self._view.outputs
         if number > len(kept):
-            print_err(
-                "there is no such result; /output shows the last one, /output 2 the one before"
-            )
+            print_err("no such result: /output shows the last one, /output 2 the one before it")
             return
         found = kept[-number]
         self._screen.print(f"{found.title}:\n{found.text.rstrip()}\n")

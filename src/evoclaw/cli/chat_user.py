@@ -54,11 +54,15 @@ class ChatUser:
         lines += [f"  {number}. {clean(text)}" for number, text in enumerate(question.options, 1)]
         self._screen.print("\n".join(lines) + "\n")
         several = ", several with commas" if question.multiple else ""
-        hint = f"A number{several}, or your own words" if question.options else "Your answer"
+        hint = (
+            f"A number{several}, or an answer in your own words"
+            if question.options
+            else "Your answer"
+        )
         return parse_answer(question, await self._screen.ask_line(f"{hint}:"))
 
     async def _deny(self) -> Approval:
-        prompt = "Why not? The model reads it [Enter: no reason]:"
+        prompt = "Why not? The model will read your reason [Enter: none]:"
         why = (await self._screen.ask_line(prompt, at_once=True)).strip()[:MAX_REASON_CHARS]
         reason = f"the user said: {why}" if why else "the user said no"
         return Approval(Decision.DENY, reason)
@@ -80,7 +84,7 @@ class ChatUser:
             print_err(str(problem))
             return None
         if not edited.strip() or edited == before:
-            print_err("nothing was changed")
+            print_err("you changed nothing, so the question stays open")
             return None
         if edits_command:
             arguments: JSON = {**call.arguments, "command": edited}

@@ -12,8 +12,8 @@ from itertools import islice
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from evoclaw.cli.chat_screen import cut_to_width
 from evoclaw.cli.render import CTRL_C_HINT, TerminalRenderer
+from evoclaw.cli.screen_text import cut_to_width
 from evoclaw.cli.terminal_text import clean, on_machine, one_line
 from evoclaw.core.events import (
     CallFinished,
@@ -198,10 +198,11 @@ class ChatView(TerminalRenderer):
         since = self._asked_since
         if since is None or now - since < SPINNER_DELAY_S:
             return []
-        doing = "is thinking" if self._reasoning else "is asked"
-        doing = "writes" if self._shown else doing
+        name = self.model or "the model"
+        doing = f"{name} is thinking" if self._reasoning else f"waiting for {name}"
+        doing = f"{name} is writing" if self._shown else doing
         thought = one_line(self._reasoning[-300:], 300) if not self._shown else ""
-        text = f"{frame} {self.model or 'the model'} {doing} · {now - since:.0f} s"
+        text = f"{frame} {doing} · {now - since:.0f} s"
         return [f"{text} · …{thought[-60:]}" if thought else text]
 
     def _unfinished_lines(self, columns: int) -> list[str]:

@@ -128,7 +128,7 @@ async def _create_invitation(agent_id: str, lifetime_s: float) -> JoinCredential
     from evoclaw.wiring.store import open_devices
 
     async with open_devices(os.environ) as devices:
-        return edge_pairing(os.environ).invite(agent_id, lifetime_s, devices)
+        return await edge_pairing(os.environ).invite(agent_id, lifetime_s, devices)
 
 
 async def _print_account(agent_id: str, *, as_json: bool) -> None:

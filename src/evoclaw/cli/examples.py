@@ -13,6 +13,7 @@ EXAMPLES = {
     "workflows": ("evoclaw workflows", "evoclaw workflows start nightly-report"),
     "agents": ("evoclaw agents", "evoclaw agents show evoclaw"),
     "fork": ("evoclaw fork run.jsonl --at 2",),
+    "undo": ("evoclaw undo", "evoclaw undo run.jsonl --yes"),
     "up": ("evoclaw up", "evoclaw up --lan --name house"),
     "edge": ("evoclaw edge --config agent.toml",),
     "ping": ("evoclaw ping garage",),

@@ -8,11 +8,9 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
-from contextlib import aclosing
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
@@ -26,7 +24,9 @@ from evoclaw.cli.progress import waiting
 from evoclaw.cli.terminal_text import clean, format_table, one_line
 from evoclaw.core.errors import EvoClawError
 
-TEST_TIMEOUT_S = 60.0
+if TYPE_CHECKING:
+    from evoclaw.orchestrator.overview.model_checks import ModelCheck
+
 FIRST_QUESTION = "What is in this folder?"
 _KEY_PREFIXES = (
     ("sk-ant-", "ANTHROPIC_API_KEY"),
@@ -144,36 +144,27 @@ def _model_of_key() -> str:
 
 def _works(model: str) -> bool:
     """Whether the model answers one real request; says why not."""
+    from evoclaw.orchestrator.overview.model_checks import ModelCheck
+
     print_err(f"   testing {model} …")
-    started = time.monotonic()
     try:
         with waiting(f"waiting for {clean(model)}"):
-            text = asyncio.run(_one_reply(model))
-    except (EvoClawError, OSError, TimeoutError) as problem:
-        reason = one_line(str(problem), 300) or f"no answer in {TEST_TIMEOUT_S:.0f} seconds"
-        print_err(f"   the model does not work: {reason}\n   choose again")
+            found = asyncio.run(_check(model))
+    except (EvoClawError, OSError) as error:
+        found = ModelCheck(model, False, str(error))
+    if found.problem:
+        print_err(f"   the model does not work: {one_line(found.problem, 300)}\n   choose again")
         return False
-    print_err(f"   it works: “{one_line(text, 40)}” after {time.monotonic() - started:.1f} s")
+    print_err(f"   it works: “{one_line(found.answer, 40)}” after {found.seconds:.1f} s")
     return True
 
 
-async def _one_reply(model: str) -> str:
-    from evoclaw.core.events import Replied
-    from evoclaw.core.history import History
-    from evoclaw.core.messages import TextBlock, UserMessage
-    from evoclaw.core.ports import Request
+async def _check(model: str) -> ModelCheck:
+    from evoclaw.orchestrator.overview.model_checks import check_provider
     from evoclaw.providers.registry import open_provider
 
-    asked = Request(History((UserMessage((TextBlock("Say hello in one word."),)),)))
-    async with (
-        open_provider(model, os.environ) as provider,
-        asyncio.timeout(TEST_TIMEOUT_S),
-        aclosing(provider.stream(asked)) as pieces,
-    ):
-        async for piece in pieces:
-            if isinstance(piece, Replied):
-                return piece.reply.text
-    return ""
+    async with open_provider(model, os.environ) as provider:
+        return await check_provider(provider)
 
 
 def _ask_for_folder() -> Path:

@@ -156,7 +156,7 @@ class InteractiveRun:
             done += await self._answer(question, user)
         if done or (await get_run(self._client, self._run_id)).get("state") != "waiting":
             return True
-        print_err("the run waits for an answer from elsewhere; see `evoclaw approvals`")
+        print_err("someone else has to answer this run; see `evoclaw approvals`")
         return False
 
     async def _answer(self, question: Question, user: ChatUser) -> bool:
@@ -190,7 +190,7 @@ class InteractiveRun:
             case "/quit":
                 self.leave()
             case text if text.startswith("/") and not text.startswith("//"):
-                print_err("during a run: type a message to steer it, /cancel, or /quit")
+                print_err("during a run, you can type a message to steer it, /cancel or /quit")
             case text:
                 self._run_in_background(
                     self._steer(text.removeprefix("/") if text[:2] == "//" else text)

@@ -36,6 +36,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "workflows": "List, start, answer and cancel workflows",
         "agents": "List the agents, and show one",
         "fork": "Re-run a recorded run from a given turn",
+        "undo": "Undo the file changes of `evoclaw run`",
     },
     "Machines": {
         "up": "Start a broker, an orchestrator and an edge on this machine",

@@ -7,10 +7,11 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 from msgspec import Struct
@@ -32,7 +33,7 @@ from evoclaw.cli.terminal_text import clean, decode_input
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ConfigError
-from evoclaw.core.events import Record, RunFinished
+from evoclaw.core.events import CallFinished, Record, RunFinished
 from evoclaw.core.hidden_text import mark_hidden_text
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import Message, SystemMessage, user
@@ -50,6 +51,10 @@ from evoclaw.tools.question import UserPrompter
 
 EDGE_TIMEOUT_S = 15.0
 """Seconds that a run waits for an edge."""
+PortsOpener: TypeAlias = Callable[
+    [Approver, RunState, Sequence[Record]], AbstractAsyncContextManager[Ports]
+]
+"""Opens the ports of a run, given its approver, its state and its records so far."""
 
 
 class RunOptions(Struct, frozen=True):
@@ -66,6 +71,7 @@ class RunOptions(Struct, frozen=True):
     wait: bool
     record: Path | None
     no_record: bool
+    confirm: bool = False
     resume: Path | None = None
     task: str | None = None
     on: str | None = None
@@ -89,6 +95,9 @@ _OPTIONS = (
     ),
     click.option(
         "--seconds", type=POSITIVE, metavar="N", show_default="3600", help="Stop after N seconds"
+    ),
+    click.option(
+        "--confirm", is_flag=True, help="Ask the model to check its work before its answer counts"
     ),
     json_option("Print every record as a line of JSON"),
     click.option("--yes", is_flag=True, help="Write and execute without asking"),
@@ -133,32 +142,57 @@ def run(**options: Any) -> int:
     return start_run(RunOptions(**options))
 
 
-def start_run(options: RunOptions, opening: RunState | None = None) -> int:
-    """Start a run with a task, or from an opening state."""
+def start_run(
+    options: RunOptions,
+    opening: RunState | None = None,
+    *,
+    open_ports: PortsOpener | None = None,
+    shown: Sink | None = None,
+) -> int:
+    """Start a run with a task, or from an opening state.
+
+    Args:
+        options: What the caller asked for.
+        opening: The state to start from, instead of with a task.
+        open_ports: Opens the ports of the run, if not those that the options say.
+        shown: Shows the run, instead of the renderer that the options say.
+    """
     workspace = options.folder.resolve()
     if not workspace.is_dir():
         raise ConfigError(f"there is no folder {workspace}; create it, or use another --folder")
+    ports = open_ports or partial(_ports, options, workspace)
     try:
-        return asyncio.run(_run(options, workspace, opening))
+        return asyncio.run(_run(options, workspace, opening, ports, shown))
     except NoModelFound:
         if options.as_json or not offer_model(os.environ):
             raise
-    return asyncio.run(_run(options, workspace, opening))
+    return asyncio.run(_run(options, workspace, opening, ports, shown))
 
 
-async def _run(options: RunOptions, workspace: Path, opening: RunState | None) -> int:
+async def _run(
+    options: RunOptions,
+    workspace: Path,
+    opening: RunState | None,
+    open_ports: PortsOpener,
+    shown: Sink | None,
+) -> int:
     progress = ProgressLine()
     if not options.as_json:
         where = "the tools of this machine" if options.on is None else clean(options.on)
         progress.start(f"preparing {where}")
     try:
-        return await _prepare_and_run(options, workspace, opening, progress)
+        return await _prepare_and_run(options, workspace, opening, open_ports, progress, shown)
     finally:
         progress.stop()
 
 
 async def _prepare_and_run(
-    options: RunOptions, workspace: Path, opening: RunState | None, progress: ProgressLine
+    options: RunOptions,
+    workspace: Path,
+    opening: RunState | None,
+    open_ports: PortsOpener,
+    progress: ProgressLine,
+    shown: Sink | None,
 ) -> int:
     from evoclaw.wiring.oversight import stop_files
     from evoclaw.wiring.settings import loop_settings
@@ -168,6 +202,7 @@ async def _prepare_and_run(
         defaults,
         max_turns=options.turns or defaults.max_turns,
         max_seconds=options.seconds or defaults.max_seconds,
+        confirm=options.confirm,
     )
     if options.session:
         return await _run_in_session(options, options.session, workspace, settings, progress)
@@ -177,11 +212,14 @@ async def _prepare_and_run(
         state = new_run(_opening(options, workspace))
     async with (
         _approvals(options) as approvals,
-        _ports(options, workspace, approvals.approver(), state, records) as ports,
+        open_ports(approvals.approver(), state, records) as ports,
     ):
         if recording is None and not options.no_record:
             recording = _new_recording(options, state.run_id)
-        shown = renderer(json=options.as_json, progress=progress)
+        if shown is None:
+            shown = renderer(json=options.as_json, progress=progress)
+        else:
+            progress.stop()
         sinks: list[Sink] = [shown, *([recording] if recording else [])]
         try:
             stops = Stops(*stop_files(os.environ))
@@ -220,6 +258,7 @@ async def _run_in_session(
             session=session,
             attended=is_interactive() or options.wait,
             env=os.environ,
+            undoable=not options.no_record,
         ) as conversations,
     ):
         run_id = secrets.token_hex(16)
@@ -229,6 +268,7 @@ async def _run_in_session(
         deadline = Deadline(settings.max_seconds)
         stops = Stops(*stop_files(os.environ), agent=next(iter(conversations.agents)))
         end: RunFinished | None = None
+        changed = False
         try:
             async with _cancellable(deadline, stops):
                 if await conversations.has_unfinished_run(session):
@@ -242,11 +282,11 @@ async def _run_in_session(
                 async with aclosing(stream) as records:
                     async for record in records:
                         end = record.event if isinstance(record.event, RunFinished) else end
+                        changed |= _names_changes(record)
         finally:
             if recording is not None:
                 recording.close()
-    if recording is not None:
-        print_err(f"recorded in {recording.path}")
+    _report_recording(recording, changed=changed)
     return exits.BY_STOP[end.stop] if end else exits.FAILED
 
 
@@ -285,15 +325,18 @@ def _ports(
             model=options.model,
             url=options.on,
             level=Level.of_flags(read_only=options.read_only, yes=options.yes),
+            tools=_tools(options),
             approver=approver,
             env=os.environ,
             run=started,
+            undoable=not options.no_record,
         )
     if options.on is not None:
         return fleet_ports(
             model=options.model,
             on=options.on,
             level=Level.of_flags(read_only=options.read_only, yes=options.yes),
+            tools=_tools(options),
             approver=approver,
             env=os.environ,
             run=started,
@@ -308,6 +351,7 @@ def _ports(
         env=os.environ,
         run=started,
         dependencies={UserPrompter: person} if (person := _person(options)) is not None else {},
+        undoable=not options.no_record,
     )
 
 
@@ -322,6 +366,7 @@ async def _drive(
     bus = Bus(state.run_id, (*ports.sinks, *sinks), seq=recording.seq if recording else 0)
     deadline = Deadline(settings.max_seconds)
     end: RunFinished | None = None
+    changed = False
     async with (
         _cancellable(deadline, stops),
         aclosing(recorded(run_loop(state, ports, settings, deadline), bus)) as records,
@@ -331,13 +376,26 @@ async def _drive(
                 deadline.cancel()  # no call runs that cannot be recorded
             if isinstance(record.event, RunFinished):
                 end = record.event
+            changed |= _names_changes(record)
     if bus.failures:
         _, error = bus.failures[0]
         print_err(f"the run was stopped because it could not be recorded or shown: {error}")
         return exits.FAILED
-    if recording is not None:
-        print_err(f"recorded in {recording.path}")
+    _report_recording(recording, changed=changed)
     return exits.BY_STOP[end.stop] if end else exits.FAILED
+
+
+def _names_changes(record: Record) -> bool:
+    """Whether a call changed files in a way that can be undone."""
+    return isinstance(record.event, CallFinished) and "changes" in record.event.result.details
+
+
+def _report_recording(recording: Recording | None, *, changed: bool) -> None:
+    if recording is None:
+        return
+    print_err(f"recorded in {recording.path}")
+    if changed:
+        print_err(f"to undo its file changes: evoclaw undo {recording.path}")
 
 
 def _tools(options: RunOptions) -> Sequence[str] | None:
@@ -398,5 +456,9 @@ def _new_recording(options: RunOptions, run_id: str) -> Recording:
 
 
 def _default_recording_path(run_id: str) -> Path:
-    home = Path(os.environ.get("EVOCLAW_HOME") or "~/.evoclaw").expanduser()
-    return home / "runs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{run_id[:8]}.jsonl"
+    return recordings_folder() / f"{time.strftime('%Y%m%d-%H%M%S')}-{run_id[:8]}.jsonl"
+
+
+def recordings_folder() -> Path:
+    """Where runs are recorded that name no file."""
+    return Path(os.environ.get("EVOCLAW_HOME") or "~/.evoclaw").expanduser() / "runs"

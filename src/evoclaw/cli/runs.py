@@ -15,7 +15,7 @@ from evoclaw.cli import exits, service_api
 from evoclaw.cli.approvals import identify_answerer
 from evoclaw.cli.client import ServiceClient, with_client
 from evoclaw.cli.options import FILE, CommandGroup, json_option
-from evoclaw.cli.output import print_err, print_out
+from evoclaw.cli.output import print_err, print_out, report_cancelled
 from evoclaw.cli.render import answer_hint, renderer
 from evoclaw.cli.service_api import get_run, watch_records
 from evoclaw.cli.terminal_text import (
@@ -81,11 +81,7 @@ def _watch(run_id: str, after: int, *, as_json: bool) -> int:
 @_ID
 def _cancel(run_id: str) -> int:
     async def cancel(client: ServiceClient) -> int:
-        if await service_api.cancel_run(client, run_id):
-            print_out(f"{run_id}: cancelled")
-            return exits.OK
-        print_err(f"{run_id}: already ended")
-        return exits.FAILED
+        return report_cancelled(run_id, done=await service_api.cancel_run(client, run_id))
 
     return with_client(cancel)
 
@@ -118,7 +114,7 @@ def _rate(run_id: str, verdict: str, reason: tuple[str, ...], *, as_json: bool) 
     return with_client(rate)
 
 
-@runs.command("undo", help="Take back what a run changed in files; commands cannot be taken back")
+@runs.command("undo", help="Undo the file changes of a run; what its commands did stays")
 @_ID
 @json_option()
 def _undo(run_id: str, *, as_json: bool) -> int:
@@ -128,11 +124,7 @@ def _undo(run_id: str, *, as_json: bool) -> int:
             print_out(msgspec.to_builtins(found))
         for line in [] if as_json else found.lines():
             print_out(line)
-        states = {machine.state for machine in found.machines}
-        lost = any(machine.not_restored for machine in found.machines)
-        if "failed" in states or lost:
-            return exits.FAILED
-        return exits.WAITING if "waiting" in states else exits.OK
+        return found.exit_code
 
     return with_client(undo)
 

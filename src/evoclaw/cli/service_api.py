@@ -13,6 +13,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
+from evoclaw.cli import exits
 from evoclaw.cli.client import ServiceClient, ServiceNotRunning, ServiceRefused
 from evoclaw.cli.terminal_text import clean, on_machine, one_line
 from evoclaw.core.errors import EvoClawError
@@ -108,30 +109,38 @@ class UndoRow(Struct, frozen=True):
 
     machines: tuple[UndoneMachineRow, ...]
     left: tuple[str, ...] = ()
-    """What cannot be taken back."""
+    """What cannot be undone."""
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a command that printed it."""
+        states = {machine.state for machine in self.machines}
+        if "failed" in states or any(machine.not_restored for machine in self.machines):
+            return exits.FAILED
+        return exits.WAITING if "waiting" in states else exits.OK
 
     def lines(self) -> list[str]:
         """The same for a person."""
         lines: list[str] = []
         for machine in self.machines:
             where = on_machine(machine.machine)
-            lines += [f"taken back{where}: {clean(path)}" for path in machine.restored]
+            lines += [f"undone{where}: {clean(path)}" for path in machine.restored]
             lines += [
-                f"not taken back{where}: {clean(path)}: {clean(why)}"
+                f"not undone{where}: {clean(path)}: {clean(why)}"
                 for path, why in machine.not_restored.items()
             ]
             if machine.state != "undone":
                 lines.append(f"{machine.state}{where}: {clean(machine.reason)}")
         if not self.machines:
-            lines.append("the run changed no files that can be taken back")
+            lines.append("the run changed no files that can be restored")
         if self.left:
-            lines.append("these calls cannot be taken back:")
+            lines.append("these calls cannot be undone:")
             lines += [f"  {one_line(call, 200)}" for call in self.left]
         return lines
 
 
 async def undo_run(client: ServiceClient, run_id: str) -> UndoRow:
-    """Take back what a run changed in files; waits until that has ended, or waits for a person."""
+    """Undo the file changes of a run; waits until that has ended, or waits for a person."""
     return msgspec.convert(await client.post(api_path("runs", run_id, "undo")), UndoRow)
 
 

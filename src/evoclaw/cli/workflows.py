@@ -12,7 +12,7 @@ from evoclaw.cli import exits, service_api
 from evoclaw.cli.approvals import identify_answerer
 from evoclaw.cli.client import ServiceClient, with_client
 from evoclaw.cli.options import CommandGroup, json_option
-from evoclaw.cli.output import print_err, print_out
+from evoclaw.cli.output import print_err, print_out, report_cancelled
 from evoclaw.cli.terminal import format_arguments
 from evoclaw.cli.terminal_text import (
     clean,
@@ -81,11 +81,7 @@ def _cancel(id_: str) -> int:
         done = service_api.as_object(
             await client.post(service_api.api_path("workflow-runs", id_, "cancel"))
         )
-        if done.get("cancelled"):
-            print_out(f"{id_}: cancelled")
-            return exits.OK
-        print_err(f"{id_}: already ended")
-        return exits.FAILED
+        return report_cancelled(id_, done=done.get("cancelled") is True)
 
     return with_client(cancel)
 

@@ -179,6 +179,39 @@ declare namespace Api {
     at: number;
   }
 
+  /** The channels of a tenant. */
+  interface ChannelList {
+    items: Array<ChannelView>;
+  }
+
+  /** A code that adds the first sender who sends it. */
+  interface ChannelPairingCode {
+    code: string;
+    valid_s: number;
+  }
+
+  /** A channel: who may use it, whether it is connected, and its last messages. */
+  interface ChannelView {
+    name: string;
+    kind: string;
+    agent: string;
+    state: string;
+    changed_at: number;
+    account: string;
+    problem: string;
+    fix: string;
+    senders: Array<string>;
+    paired: JsonObject<string>;
+    sends_answers: boolean;
+    last_received_at: number | null;
+    last_sent_at: number | null;
+    refused: number;
+    retrying: number;
+    given_up: number;
+    last_problem: string;
+    last_problem_at: number | null;
+  }
+
   /** A session that continues another one. */
   interface CompactedSession {
     session_id: string;
@@ -214,6 +247,17 @@ declare namespace Api {
   interface DamageView {
     source: string;
     text: string;
+  }
+
+  /** An answer that could not be delivered, as the operator sees it. */
+  interface DeadLetter {
+    id: string;
+    channel: string;
+    sender: string;
+    answer: OutboxMessage;
+    attempts: number;
+    problem: string;
+    made_at: number;
   }
 
   /** The description of a declared step, for people. */
@@ -348,6 +392,11 @@ declare namespace Api {
   /** Why a call did not succeed: the values of `error_type` on the wire. */
   type ErrorKind = "agent_offline" | "cancelled" | "conflict" | "execution_failed" | "expired" | "internal" | "invalid_params" | "not_found" | "permission_denied" | "queue_full" | "resource" | "sandbox_unavailable" | "timeout" | "too_large" | "unknown" | "version_mismatch";
 
+  /** Replies that could not be delivered, the newest first. */
+  interface FailedDeliveryList {
+    items: Array<DeadLetter>;
+  }
+
   /** One input or output of an agent. */
   interface Field {
     type?: FieldType;
@@ -430,6 +479,9 @@ declare namespace Api {
     evidence?: boolean;
     max_call_seconds?: number;
   }
+
+  /** The status of a message in a reply. */
+  type MailboxState = "accepted" | "answer" | "failed" | "refused" | "waiting";
 
   /** The matching notes, the best first. */
   interface MemoryList {
@@ -520,6 +572,20 @@ declare namespace Api {
   interface NumberedMessage {
     number: number;
     message: SystemMessage | UserMessage | Reply | ToolResult;
+  }
+
+  /** A reply to a person; may arrive twice, then with the same id. */
+  interface OutboxMessage {
+    id: string;
+    agent_id: string;
+    message_id: string;
+    state: MailboxState;
+    text: string;
+    reason?: string;
+    session?: string;
+    run_id?: string;
+    timestamp?: number;
+    v?: number;
   }
 
   /** The verdict on a tool call, and the policy that decided it. */
@@ -1154,6 +1220,7 @@ declare namespace Api {
     P extends `/v1/workflow-runs/${string}/events` ? StreamedEvent :
     P extends `/v1/workflows/${string}/definition` ? DefinitionText :
     P extends "/v1/audit/verify" ? AuditReport :
+    P extends "/v1/deliveries/given-up" ? FailedDeliveryList :
     P extends "/v1/fleet/delegations" ? DelegationList :
     P extends "/v1/push/key" ? PushKey :
     P extends `/v1/agents/${string}` ? AgentView :
@@ -1171,6 +1238,7 @@ declare namespace Api {
     P extends "/v1/approvals" ? ApprovalList :
     P extends "/v1/audit" ? AuditPage :
     P extends "/v1/budgets" ? AccountList :
+    P extends "/v1/channels" ? ChannelList :
     P extends "/v1/damage" ? DamageList :
     P extends "/v1/events" ? StreamedEvent :
     P extends "/v1/figures" ? MetricsView :
@@ -1224,6 +1292,7 @@ declare namespace Api {
     P extends "/v1/policy/explain" ? PolicyAnswer :
     P extends "/v1/push/subscriptions" ? PushSubscriptionView :
     P extends "/v1/settings/reload" ? ReloadResult :
+    P extends `/v1/channel-pairings/${string}` ? ChannelPairingCode :
     P extends "/v1/runs" ? RunView :
     P extends "/v1/sessions" ? SessionView :
     P extends "/v1/stops" ? StopList :

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Mapping
 from hashlib import sha256
 from importlib.resources import files
@@ -40,6 +41,9 @@ FRAME_CONTENT_SECURITY_POLICY = (
 FRAME, PUSH, WORKER, WORKER_PAGE = "frame.html", "push.html", "worker.js", "worker.html"
 FILE_LIST = "files.json"
 """The version of the dashboard and its files, for the service worker: not a file itself."""
+STYLES = "styles.css"
+"""All style sheets in one file, so that the first screen waits for one answer, not for many."""
+_FIRST_STYLES, _LAST_STYLES = ("style.css", "components.css"), ("phone.css",)
 _POLICIES = {
     FRAME: FRAME_CONTENT_SECURITY_POLICY,
     PUSH: PUSH_CONTENT_SECURITY_POLICY,
@@ -55,6 +59,7 @@ _MEDIA_TYPES = {
     ".png": "image/png",
     ".webmanifest": "application/manifest+json",
 }
+_MIN_COMPRESSED_BYTES = 1_000
 _PERMISSIONS_POLICY = "camera=(), microphone=(), geolocation=(), payment=(), usb=()"
 
 
@@ -70,25 +75,30 @@ class StaticFile(Struct, frozen=True):
 def dashboard_routes(folder: Traversable | None = None) -> list[HTTPRouteHandler]:
     """The routes of the dashboard: `/`, and its files below `/ui/`."""
     known = dict(_load_files(folder or files("evoclaw.dashboard") / "static"))
+    known[STYLES] = _all_styles(known)
     known[FILE_LIST] = _file_list(known)
+    compressed: dict[str, bytes] = {}
 
     @get("/", scope=PUBLIC, include_in_schema=False)
     async def index(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The dashboard."""
-        return _answer(request, known, "index.html")
+        return _answer(request, known, "index.html", compressed)
 
     @get("/ui/{name:path}", scope=PUBLIC, include_in_schema=False)
     async def file(
         request: Request[Any, Any, Any], name: Annotated[str, PathParameter()]
     ) -> Response[bytes]:
         """One static file."""
-        return _answer(request, known, name.lstrip("/"))
+        return _answer(request, known, name.lstrip("/"), compressed)
 
     return [index, file]
 
 
 def _answer(
-    request: Request[Any, Any, Any], known: Mapping[str, StaticFile], name: str
+    request: Request[Any, Any, Any],
+    known: Mapping[str, StaticFile],
+    name: str,
+    compressed: dict[str, bytes],
 ) -> Response[bytes]:
     found = known.get(name)
     if found is None:
@@ -96,6 +106,7 @@ def _answer(
     headers = {
         "etag": found.etag,
         "cache-control": "no-cache",
+        "vary": "accept-encoding",
         "content-security-policy": found.policy,
         "cross-origin-opener-policy": "same-origin",
         "permissions-policy": _PERMISSIONS_POLICY,
@@ -107,19 +118,48 @@ def _answer(
         headers["connection-allowlist"] = "()"
     if request.headers.get("if-none-match") == found.etag:
         return Response(b"", status_code=304, headers=headers, media_type=found.media_type)
-    return Response(found.data, headers=headers, media_type=found.media_type)
+    data = found.data
+    if _is_compressed(request, found):
+        # Compressed when it is first asked for, because the start of the service would wait for it.
+        if name not in compressed:
+            compressed[name] = gzip.compress(data, mtime=0)
+        data, headers["content-encoding"] = compressed[name], "gzip"
+    return Response(data, headers=headers, media_type=found.media_type)
+
+
+def _is_compressed(request: Request[Any, Any, Any], file: StaticFile) -> bool:
+    accepted = request.headers.get("accept-encoding", "")
+    return (
+        "gzip" in accepted
+        and file.media_type != "image/png"
+        and len(file.data) >= _MIN_COMPRESSED_BYTES
+    )
+
+
+def _all_styles(known: Mapping[str, StaticFile]) -> StaticFile:
+    """The style sheets of all views, after those that they build on, and before the phone's."""
+    ends = (*_FIRST_STYLES, *_LAST_STYLES)
+    views = [name for name in sorted(known) if name.endswith(".css") and name not in ends]
+    names = (*_FIRST_STYLES, *views, *_LAST_STYLES)
+    return _static_file(STYLES, b"".join(known[name].data for name in names), "text/css")
 
 
 def _file_list(known: Mapping[str, StaticFile]) -> StaticFile:
     """The list of the files that work offline, and a version that changes with any file."""
     version = sha256("".join(f"{name} {known[name].etag}" for name in sorted(known)).encode())
-    offline = ["/", *(f"/ui/{name}" for name in sorted(known) if name not in _NOT_OFFLINE)]
+    names = [
+        name
+        for name in sorted(known)
+        if name not in _NOT_OFFLINE and (name == STYLES or not name.endswith(".css"))
+    ]
+    offline = ["/", *(f"/ui/{name}" for name in names)]
     data = msgspec.json.encode({"version": version.hexdigest()[:16], "files": offline})
     return _static_file(FILE_LIST, data, "application/json")
 
 
 def _static_file(name: str, data: bytes, media_type: str) -> StaticFile:
-    tag = f'"{sha256(data).hexdigest()[:32]}"'
+    # Weak: the file and its compressed form share the tag.
+    tag = f'W/"{sha256(data).hexdigest()[:32]}"'
     return StaticFile(data, media_type, tag, _POLICIES.get(name, CONTENT_SECURITY_POLICY))
 
 

@@ -1,7 +1,8 @@
-"""Undo on an edge: keeps what calls change, and the tool that takes the changes back.
+"""Undo: keeps what calls change in files, and the tool that takes the changes back.
 
-The changes of a call are stored here, by its id; the result only names the files. So the tool
-takes back nothing but what calls did on this machine, whatever its arguments say.
+The changes of a call are stored beside the files, or for SSH hosts on the machine of the run, by
+the id of the call; the result only names the files. So the tool takes back nothing but what calls
+did, whatever its arguments say.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from evoclaw.core.tools import UNDO_TOOL
 from evoclaw.executors.tracked_files import (
     ChangeLog,
     FileContent,
+    RestorableFiles,
     TrackedChange,
-    TrackedFiles,
     current_change_log,
+    current_content,
 )
 from evoclaw.store.calls.before_images import BeforeImages
 from evoclaw.tools.define import tool
@@ -40,13 +42,15 @@ class CallChanges(Struct, frozen=True, omit_defaults=True):
 
     changes: tuple[TrackedChange, ...]
     undone: bool = False
+    root: str = ""
+    """The folder, or the `ssh://` URL, that the paths are relative to; an edge has one only."""
 
 
 class KeepBeforeImages(AroundStep):
     """Stores what a call changes in files, so that `undo` can take it back."""
 
-    def __init__(self, images: BeforeImages) -> None:
-        self._images = images
+    def __init__(self, images: BeforeImages, root: str = "") -> None:
+        self._images, self._root = images, root
 
     @asynccontextmanager
     async def around(self, execution: Execution) -> AsyncGenerator[None]:
@@ -64,7 +68,8 @@ class KeepBeforeImages(AroundStep):
         # A tool must not supply changes of its own.
         details = {name: of for name, of in result.details.items() if name != CHANGES_KEY}
         call_id, changes = execution.call.request_id, tuple(log.changes)
-        if changes and await images.put_call(call_id, msgspec.json.encode(CallChanges(changes))):
+        stored = msgspec.json.encode(CallChanges(changes, root=self._root))
+        if changes and await images.put_call(call_id, stored):
             paths: list[JSON] = list(dict.fromkeys(change.path for change in changes))
             details[CHANGES_KEY] = [{"call": call_id, "paths": paths[:MAX_NAMED_FILES]}]
         execution.result = replace(result, details=details)
@@ -80,8 +85,8 @@ class _UndoneFile(Struct, frozen=True):
     """Something else changed it between two of the changes."""
 
 
-def undo_tool(images: BeforeImages, files: TrackedFiles) -> BoundTool:
-    """The tool `undo` over the files and the before-images of this machine."""
+def undo_tool(images: BeforeImages, files: RestorableFiles, root: str = "") -> BoundTool:
+    """The tool `undo` over the files below a root, and their before-images."""
 
     @tool(
         "file_write",
@@ -102,18 +107,18 @@ def undo_tool(images: BeforeImages, files: TrackedFiles) -> BoundTool:
             calls: The ids of the calls, in the order in which they ran.
             paths: The files that are taken back; all that these calls changed.
         """
-        stored = {call_id: await _stored_changes(images, call_id) for call_id in calls}
+        stored = {call_id: await _undoable_changes(images, call_id, root) for call_id in calls}
         changes = [change for found in stored.values() for change in found.changes]
         if surprising := sorted({change.path for change in changes} - set(paths)):
             raise ToolFailure(
                 ErrorKind.INVALID_PARAMS,
-                f"Nothing was taken back: the calls also changed {_named(surprising)}.",
+                f"Nothing was undone: the calls also changed {_named(surprising)}.",
             )
         undone = _summed_up(changes)
         if changed := [file.path for file in undone if not await _is_unchanged(files, file)]:
             raise ToolFailure(
                 ErrorKind.CONFLICT,
-                f"Nothing was taken back: {_named(changed)} changed after the run. Look at "
+                f"Nothing was undone: {_named(changed)} changed after the run. Look at "
                 f"{'it' if len(changed) == 1 else 'them'}, and restore by hand what you need.",
                 changed=list(changed),
             )
@@ -125,17 +130,26 @@ def undo_tool(images: BeforeImages, files: TrackedFiles) -> BoundTool:
     return undo
 
 
-async def _stored_changes(images: BeforeImages, call_id: str) -> CallChanges:
+async def stored_changes(images: BeforeImages, call_id: str) -> CallChanges | None:
+    """The changes of a call; None if they are not kept any more."""
     data = await images.call(call_id)
-    if data is None:
+    return None if data is None else msgspec.json.decode(data, type=CallChanges)
+
+
+async def _undoable_changes(images: BeforeImages, call_id: str, root: str) -> CallChanges:
+    found = await stored_changes(images, call_id)
+    if found is None:
         raise ToolFailure(
             ErrorKind.NOT_FOUND,
-            "Nothing was taken back: what the files held before is not kept any more.",
+            "Nothing was undone: what the files held before is not kept any more.",
         )
-    found = msgspec.json.decode(data, type=CallChanges)
+    if found.root != root:
+        raise ToolFailure(
+            ErrorKind.CONFLICT, f"Nothing was undone: the changes were made in {found.root}."
+        )
     if found.undone:
         raise ToolFailure(
-            ErrorKind.CONFLICT, "Nothing was taken back: these changes were undone before."
+            ErrorKind.CONFLICT, "Nothing was undone: these changes were undone before."
         )
     return found
 
@@ -159,15 +173,15 @@ def _is_same(one: FileContent | None, other: FileContent | None) -> bool:
     return one.sha256 == other.sha256
 
 
-async def _is_unchanged(files: TrackedFiles, file: _UndoneFile) -> bool:
+async def _is_unchanged(files: RestorableFiles, file: _UndoneFile) -> bool:
     """Whether a file is as the run left it, or already as it was before."""
-    now = await files.content(file.path)
+    now = await current_content(files, file.path)
     return _is_same(now, file.after) or _is_same(now, file.before)
 
 
-async def _take_back(files: TrackedFiles, images: BeforeImages, file: _UndoneFile) -> bool:
+async def _take_back(files: RestorableFiles, images: BeforeImages, file: _UndoneFile) -> bool:
     """Restore one file; False if its content before was not kept."""
-    now, before = await files.content(file.path), file.before
+    now, before = await current_content(files, file.path), file.before
     if before is None:
         if now is not None:
             await files.remove(file.path)

@@ -94,6 +94,7 @@ class UrlGuard:
         *,
         resolve: Resolve | None = None,
         may: MayReach | None = None,
+        may_address: Callable[[Address], bool] | None = None,
     ) -> None:
         """Set exceptions to the rule that exactly the public internet may be reached.
 
@@ -102,7 +103,10 @@ class UrlGuard:
             resolve: The resolver; that of the system if not given.
             may: Which hosts may be reached at all; every host if not given. It is called before a
                 name is resolved, again for each redirect and each resource of a page.
+            may_address: Which addresses may be reached although they are not public; called for
+                each address that a name resolves to.
         """
+        self._may_address = may_address
         self._may = may
         self._allowed = tuple(_network(network) for network in allowed)
         self._resolve = resolve or resolve_by_system
@@ -131,6 +135,8 @@ class UrlGuard:
         """Why an address must not be reached; empty if it may be."""
         inner = _unwrapped(address)
         if any(inner in network for network in self._allowed):
+            return ""
+        if self._may_address is not None and self._may_address(inner):
             return ""
         for network, what in DENIED_NETWORKS:
             if inner in network:

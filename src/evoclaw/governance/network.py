@@ -1,6 +1,7 @@
 """Which hosts tools and sandboxed commands may reach.
 
-Tools may reach every host that is not denied; their executor refuses addresses that are not public.
+Tools may reach every host that is not denied; their executor refuses addresses that are not public
+and not listed as `private`.
 Commands may reach only the hosts listed for them, and only through the egress proxy.
 """
 
@@ -8,7 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from ipaddress import ip_address
+from ipaddress import (
+    IPv4Address,
+    IPv4Network,
+    IPv6Address,
+    IPv6Network,
+    ip_address,
+    ip_network,
+)
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -38,6 +46,9 @@ class NetworkSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     allow: tuple[str, ...] = (ANY_HOST,)
     """Hosts that tools may reach, if they are public."""
+    private: tuple[str, ...] = ()
+    """Addresses or networks that tools may reach although they are not public, such as the wiki of
+    your own network: `192.168.1.20`, `10.1.0.0/16`. Commands never reach them."""
     deny: tuple[str, ...] = ()
     """Hosts that neither tools nor commands may reach; wins over `allow` and `commands`."""
     commands: tuple[str, ...] = ()
@@ -77,17 +88,22 @@ class NetworkPolicy(Policy):
     def use(self, settings: NetworkSettings) -> None:
         """Use other lists, also for connections that executors make with this policy."""
         allow, deny, commands = map(Hosts, (settings.allow, settings.deny, settings.commands))
+        private = [_validated_network(network) for network in settings.private]
         for port in settings.ports:
             if not 0 < port < 65536:
                 raise ConfigError(f"`ports` of [network]: {port} is not a port; use 1 to 65535")
         self._allow, self._deny, self._commands = allow, deny, commands
-        self._ports = frozenset(settings.ports)
+        self._private, self._ports = private, frozenset(settings.ports)
         self.commands_have_network = bool(settings.commands)
         """Whether commands may reach any host at all."""
 
     def allows(self, host: str) -> bool:
         """Whether tools may reach a host."""
         return host in self._allow and host not in self._deny
+
+    def allows_address(self, address: IPv4Address | IPv6Address) -> bool:
+        """Whether tools may reach an address that is not public."""
+        return any(address in network for network in self._private)
 
     def allows_for_commands(self, host: str) -> bool:
         """Whether commands may reach a host; never one that tools may not reach."""
@@ -125,6 +141,16 @@ def _validated_host(pattern: str) -> str:
         f"{pattern!r} is not a host: write example.org, *.example.org for its subdomains, or an IP "
         "address; names in other alphabets in their xn-- form; no scheme, port or path"
     )
+
+
+def _validated_network(text: str) -> IPv4Network | IPv6Network:
+    try:
+        return ip_network(text.strip())
+    except ValueError as problem:
+        raise ConfigError(
+            f"`private` of [network]: {problem}; write an address such as 192.168.1.20, or a "
+            "network such as 10.1.0.0/16"
+        ) from None
 
 
 def _is_address(text: str) -> bool:

@@ -57,6 +57,8 @@ def read_call(call: Call, workspace: str, home: str) -> Effects:
     )
     if name == "apply_patch":
         return _patch(arguments.get("patch"), workspace)
+    if name == "git_commit":
+        return _commit(arguments, workspace)
     if name in ("write", "edit"):
         access = (PathAccess.WRITE,)
     return _guessed(name, arguments, access, workspace)
@@ -90,6 +92,15 @@ def _patch(patch: JSON, workspace: str) -> Effects:
                     PathEffect(_joined(escape(workspace), escape(path)), PathAccess.WRITE)
                 )
     return Effects(places=tuple(places))
+
+
+def _commit(arguments: dict[str, JSON], workspace: str) -> Effects:
+    """A commit reads the working tree; it writes to the repository, and no file of the tree."""
+    read = _guessed("git_commit", arguments, (PathAccess.READ,), workspace)
+    workdir = arguments.get("workdir", ".")
+    root = _joined(workspace, workdir) if isinstance(workdir, str) else workspace
+    index = PathEffect(escape(f"{root.rstrip('/')}/.git/index"), PathAccess.WRITE)
+    return Effects(places=(*read.places, index), hosts=read.hosts)
 
 
 def _guessed(

@@ -25,9 +25,10 @@ GENERATED_ID_PREFIX = "text-"
 DELETE_BATCH_ROWS = 500
 """Rows that are deleted in one transaction, so that others can write in between."""
 # A statement uses the index with a condition only if it has the same condition.
-_MESSAGE_ENDED = "state IN ('done', 'failed')"
+MESSAGE_OPEN = "state IN ('taken', 'started')"
+MESSAGE_ENDED = "state IN ('done', 'failed')"
 _ID_GENERATED = "id >= 'text-' AND id < 'text.'"
-_DELIVERY_ENDED = "state <> 'due'"
+DELIVERY_ENDED = "state <> 'due'"
 SCHEMA = Schema(
     "channels",
     (
@@ -52,12 +53,12 @@ SCHEMA = Schema(
                 UNIQUE (tenant, channel, sender, id)
             ) STRICT""",
             "CREATE INDEX channel_letters_open ON channel_letters (channel, seq) "
-            "WHERE state IN ('taken', 'started')",
+            f"WHERE {MESSAGE_OPEN}",
             # For the retention: messages that are over, and those whose id the channel made up.
             "CREATE INDEX channel_letters_ended ON channel_letters (channel, taken_at) "
-            f"WHERE {_MESSAGE_ENDED}",
+            f"WHERE {MESSAGE_ENDED}",
             "CREATE INDEX channel_letters_generated ON channel_letters (taken_at) "
-            f"WHERE {_MESSAGE_ENDED} AND {_ID_GENERATED}",
+            f"WHERE {MESSAGE_ENDED} AND {_ID_GENERATED}",
             """CREATE TABLE channel_deliveries (
                 seq INTEGER PRIMARY KEY,
                 tenant TEXT NOT NULL,
@@ -77,12 +78,17 @@ SCHEMA = Schema(
             "WHERE state = 'due'",
             "CREATE INDEX channel_deliveries_of ON channel_deliveries (letter, seq)",
             "CREATE INDEX channel_deliveries_ended ON channel_deliveries (ended_at) "
-            f"WHERE {_DELIVERY_ENDED}",
+            f"WHERE {DELIVERY_ENDED}",
         ),
         (
             """CREATE TABLE channel_state (
                 channel TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL,
                 changed_at REAL NOT NULL, PRIMARY KEY (channel, name)
+            ) STRICT""",
+        ),
+        (
+            """CREATE TABLE channel_receivers (
+                channel TEXT NOT NULL PRIMARY KEY, holder TEXT NOT NULL, lease_until REAL NOT NULL
             ) STRICT""",
         ),
     ),
@@ -100,16 +106,16 @@ _WITHOUT_DELIVERIES = (
 )
 _DELETE_DELIVERIES = (
     "DELETE FROM channel_deliveries WHERE seq IN (SELECT seq FROM channel_deliveries "
-    f"WHERE {_DELIVERY_ENDED} AND ended_at < ? LIMIT ?)"
+    f"WHERE {DELIVERY_ENDED} AND ended_at < ? LIMIT ?)"
 )
 _DELETE_GENERATED = (
     "DELETE FROM channel_letters WHERE seq IN (SELECT seq FROM channel_letters "
-    f"WHERE {_MESSAGE_ENDED} AND {_ID_GENERATED} AND taken_at < ? AND {_WITHOUT_DELIVERIES} "
+    f"WHERE {MESSAGE_ENDED} AND {_ID_GENERATED} AND taken_at < ? AND {_WITHOUT_DELIVERIES} "
     "LIMIT ?)"
 )
 _DELETE_OF_CHANNEL = (
     "DELETE FROM channel_letters WHERE seq IN (SELECT seq FROM channel_letters "
-    f"WHERE {_MESSAGE_ENDED} AND channel = ? AND taken_at < ? AND {_WITHOUT_DELIVERIES} LIMIT ?)"
+    f"WHERE {MESSAGE_ENDED} AND channel = ? AND taken_at < ? AND {_WITHOUT_DELIVERIES} LIMIT ?)"
 )
 _MESSAGE_COLUMNS = (
     "seq, tenant, channel, sender, id, sha256, letter, session_id, run_id, state, taken_at"
@@ -182,7 +188,7 @@ class ChannelStore:
     """The inbound messages and deliveries of all channels; a channel belongs to one tenant."""
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
-        self._database, self.clock = database, clock
+        self.database, self.clock = database, clock
 
     async def add_message(self, new: NewInboundMessage) -> tuple[StoredInboundMessage, bool]:
         """Store a message; True if it is to be answered now, False for a duplicate.
@@ -197,7 +203,7 @@ class ChannelStore:
                 "INSERT INTO channel_letters (tenant, channel, sender, id, sha256, letter, "
                 "session_id, state, taken_at) VALUES (?, ?, ?, ?, ?, ?, ?, 'taken', ?) "
                 "ON CONFLICT (tenant, channel, sender, id) DO NOTHING",
-                (*key, new.sha256, seal_blob(self._database, new.message), session, self.clock()),
+                (*key, new.sha256, seal_blob(self.database, new.message), session, self.clock()),
             ).rowcount
             fresh = (
                 fresh
@@ -209,7 +215,7 @@ class ChannelStore:
             )
             return self._message(connection.execute(_FIND_MESSAGE, key).fetchone()), bool(fresh)
 
-        return await self._database.write(work)
+        return await self.database.write(work)
 
     def _session_id(self, connection: Connection, new: NewInboundMessage) -> str:
         key = (new.tenant, new.channel, new.sender, new.conversation)
@@ -234,18 +240,18 @@ class ChannelStore:
             "WHERE tenant = ? AND channel = ? AND sender = ? AND conversation = ?"
         )
         values = (session_id, message.tenant, message.channel, message.sender, conversation)
-        await self._database.write(lambda c: c.execute(statement, values))
+        await self.database.write(lambda c: c.execute(statement, values))
 
     async def read_state(self, channel: str, name: str) -> str:
         """A value that a channel stored; empty if there is none."""
         statement = "SELECT value FROM channel_state WHERE channel = ? AND name = ?"
-        row = await self._database.read(lambda c: c.execute(statement, (channel, name)).fetchone())
+        row = await self.database.read(lambda c: c.execute(statement, (channel, name)).fetchone())
         return "" if row is None else str(row[0])
 
     async def list_state(self, channel: str, prefix: str) -> dict[str, str]:
         """The values of a channel whose names start so."""
         statement = "SELECT name, value FROM channel_state WHERE channel = ? ORDER BY name"
-        rows = await self._database.read(lambda c: c.execute(statement, (channel,)).fetchall())
+        rows = await self.database.read(lambda c: c.execute(statement, (channel,)).fetchall())
         return {str(name): str(value) for name, value in rows if str(name).startswith(prefix)}
 
     async def write_state(self, channel: str, name: str, value: str) -> None:
@@ -255,7 +261,7 @@ class ChannelStore:
             "DO UPDATE SET value = ?3, changed_at = ?4"
         )
         values = (channel, name, value, self.clock())
-        await self._database.write(lambda c: c.execute(statement, values))
+        await self.database.write(lambda c: c.execute(statement, values))
 
     async def add_state(self, channel: str, name: str, value: str) -> bool:
         """Store a value of a channel once; False if it has one of this name."""
@@ -263,26 +269,48 @@ class ChannelStore:
             "INSERT INTO channel_state VALUES (?, ?, ?, ?) ON CONFLICT (channel, name) DO NOTHING"
         )
         values = (channel, name, value, self.clock())
-        return await self._database.write(lambda c: c.execute(statement, values).rowcount) > 0
+        return await self.database.write(lambda c: c.execute(statement, values).rowcount) > 0
 
     async def delete_state(self, channel: str, name: str) -> bool:
         """Delete a value of a channel; False if there is none."""
         statement = "DELETE FROM channel_state WHERE channel = ? AND name = ?"
         values = (channel, name)
-        return await self._database.write(lambda c: c.execute(statement, values).rowcount) > 0
+        return await self.database.write(lambda c: c.execute(statement, values).rowcount) > 0
+
+    async def claim_receiver(self, channel: str, holder: str, lease_s: float) -> bool:
+        """Claim the messages of a channel for one process, or renew that; False if another has it.
+
+        Args:
+            channel: The channel.
+            holder: The process.
+            lease_s: Seconds until the claim expires, unless it is renewed.
+        """
+        statement = (
+            "INSERT INTO channel_receivers VALUES (?1, ?2, ?3) ON CONFLICT (channel) DO UPDATE "
+            "SET holder = ?2, lease_until = ?3 "
+            "WHERE channel_receivers.holder = ?2 OR channel_receivers.lease_until <= ?4"
+        )
+        now = self.clock()
+        values = (channel, holder, now + lease_s, now)
+        return await self.database.write(lambda c: c.execute(statement, values).rowcount) > 0
+
+    async def release_receiver(self, channel: str, holder: str) -> None:
+        """Give up a claim, if this process still has it."""
+        statement = "DELETE FROM channel_receivers WHERE channel = ? AND holder = ?"
+        await self.database.write(lambda c: c.execute(statement, (channel, holder)))
 
     async def find_message(
         self, tenant: str, channel: str, sender: str, id_: str
     ) -> StoredInboundMessage | None:
         """A stored message, by the id that its sender gave it."""
         key = (tenant, channel, sender, id_)
-        row = await self._database.read(lambda c: c.execute(_FIND_MESSAGE, key).fetchone())
+        row = await self.database.read(lambda c: c.execute(_FIND_MESSAGE, key).fetchone())
         return None if row is None else self._message(row)
 
     async def mark_started(self, seq: int, run_id: str) -> None:
         """Record that a run answers a message."""
         statement = "UPDATE channel_letters SET state = 'started', run_id = ? WHERE seq = ?"
-        await self._database.write(lambda c: c.execute(statement, (run_id, seq)))
+        await self.database.write(lambda c: c.execute(statement, (run_id, seq)))
 
     async def open_messages(self, channels: Sequence[str]) -> Sequence[StoredInboundMessage]:
         """The messages of these channels without a final answer, oldest first."""
@@ -292,7 +320,7 @@ class ChannelStore:
             f"SELECT {_MESSAGE_COLUMNS} FROM channel_letters WHERE state IN ('taken', 'started') "
             f"AND channel IN ({', '.join('?' * len(channels))}) ORDER BY seq"
         )
-        rows = await self._database.read(lambda c: c.execute(statement, channels).fetchall())
+        rows = await self.database.read(lambda c: c.execute(statement, channels).fetchall())
         return [self._message(row) for row in rows]
 
     async def add_delivery(
@@ -317,7 +345,7 @@ class ChannelStore:
             id_,
             message.channel,
             message.seq,
-            seal_blob(self._database, answer),
+            seal_blob(self.database, answer),
             now,
             now,
         )
@@ -331,12 +359,12 @@ class ChannelStore:
                 )
             return bool(fresh)
 
-        return await self._database.write(work)
+        return await self.database.write(work)
 
     async def mark_done(self, seq: int, run_id: str) -> None:
         """Close a message without an answer: it was the reply to a question of this run."""
         statement = "UPDATE channel_letters SET state = 'done', run_id = ? WHERE seq = ?"
-        await self._database.write(lambda c: c.execute(statement, (run_id, seq)))
+        await self.database.write(lambda c: c.execute(statement, (run_id, seq)))
 
     async def claim_deliveries(
         self, channels: Sequence[str], lease_s: float, limit: int
@@ -374,7 +402,7 @@ class ChannelStore:
             ).fetchone()
             return claimed, next_at
 
-        return await self._database.write(work)
+        return await self.database.write(work)
 
     async def settle_delivery(
         self, delivery: StoredDelivery, state: str, problem: str = "", next_at: float = 0.0
@@ -390,7 +418,7 @@ class ChannelStore:
         )
         # The stored count does not include the attempt of the caller.
         values = (state, problem, next_at, ended, delivery.seq, delivery.attempts + 1)
-        await self._database.write(lambda c: c.execute(statement, values))
+        await self.database.write(lambda c: c.execute(statement, values))
 
     async def retry_now(self, channel: str) -> None:
         """Make all deliveries of a channel due now, after it works again."""
@@ -398,7 +426,7 @@ class ChannelStore:
             "UPDATE channel_deliveries SET next_at = ?1 "
             "WHERE channel = ?2 AND state = 'due' AND next_at > ?1"
         )
-        await self._database.write(lambda c: c.execute(statement, (self.clock(), channel)))
+        await self.database.write(lambda c: c.execute(statement, (self.clock(), channel)))
 
     async def redeliver_last(self, message: StoredInboundMessage) -> bool:
         """Deliver the last answer to a message again; False if there is none."""
@@ -408,7 +436,7 @@ class ChannelStore:
             "(SELECT max(seq) FROM channel_deliveries WHERE letter = ?2)"
         )
         values = (self.clock(), message.seq)
-        return await self._database.write(lambda c: c.execute(statement, values).rowcount) > 0
+        return await self.database.write(lambda c: c.execute(statement, values).rowcount) > 0
 
     async def deliveries(
         self, tenant: str, state: str = DEAD, limit: int = 100
@@ -419,7 +447,7 @@ class ChannelStore:
             "ORDER BY d.seq DESC LIMIT ?"
         )
         values = (tenant, state, limit)
-        rows = await self._database.read(lambda c: c.execute(statement, values).fetchall())
+        rows = await self.database.read(lambda c: c.execute(statement, values).fetchall())
         return [self._delivery(row) for row in rows]
 
     async def retry_dead(self, tenant: str, id_: str) -> bool:
@@ -429,12 +457,12 @@ class ChannelStore:
             "attempts = 0, ended_at = NULL WHERE tenant = ?2 AND id = ?3 AND state = 'dead'"
         )
         values = (self.clock(), tenant, id_)
-        return await self._database.write(lambda c: c.execute(statement, values).rowcount) > 0
+        return await self.database.write(lambda c: c.execute(statement, values).rowcount) > 0
 
     async def count_due(self) -> int:
         """How many answers are still to be delivered."""
         statement = "SELECT count(*) FROM channel_deliveries WHERE state = 'due'"
-        (count,) = await self._database.read(lambda c: c.execute(statement).fetchone())
+        (count,) = await self.database.read(lambda c: c.execute(statement).fetchone())
         return int(count)
 
     async def prune(self, before: float, channels: Sequence[str]) -> int:
@@ -456,7 +484,7 @@ class ChannelStore:
         """Delete in batches, a transaction for each; how many rows."""
         deleted, last = 0, DELETE_BATCH_ROWS
         while last == DELETE_BATCH_ROWS:
-            last = await self._database.write(
+            last = await self.database.write(
                 lambda c: c.execute(statement, (*values, DELETE_BATCH_ROWS)).rowcount
             )
             deleted += last
@@ -464,14 +492,14 @@ class ChannelStore:
 
     def _message(self, row: Sequence[Any]) -> StoredInboundMessage:
         seq, tenant, channel, sender, id_, sha256, letter, session, run_id, state, taken_at = row
-        message = open_blob(self._database, letter)
+        message = open_blob(self.database, letter)
         return StoredInboundMessage(
             seq, tenant, channel, sender, id_, sha256, message, session, run_id, state, taken_at
         )
 
     def _delivery(self, row: Sequence[Any]) -> StoredDelivery:
         seq, tenant, id_, channel, answer, state, attempts, next_at, made_at, problem, letter = row
-        answer, message = (open_blob(self._database, blob) for blob in (answer, letter))
+        answer, message = (open_blob(self.database, blob) for blob in (answer, letter))
         return StoredDelivery(
             seq, tenant, id_, channel, answer, state, attempts, next_at, made_at, problem, message
         )

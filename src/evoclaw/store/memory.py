@@ -92,6 +92,16 @@ _TSVECTOR = (
 # New words wait in a list that every search reads whole, and then cost more than the rows; and the
 # index holds the words of all owners.
 _WITHOUT_GIN = ("DROP INDEX memory_words",)
+# Each index costs a record in the WAL for each observation. An observation belongs to one session,
+# so one index finds both. Observations arrive in the order of their times, so PostgreSQL needs to
+# know only the oldest and the newest of every hundred pages.
+_FEWER_INDEXES = (
+    "DROP INDEX memory_sessions",
+    "DROP INDEX memory_age",
+    "ALTER TABLE memory_observations DROP CONSTRAINT memory_observations_tenant_owner_id_key",
+    "CREATE UNIQUE INDEX memory_ids ON memory_observations (tenant, session_id, id, owner)",
+    "CREATE INDEX memory_ages ON memory_observations USING brin (at) WITH (autosummarize = on)",
+)
 
 
 def _put_observations(connection: Connection, rows: Sequence[Sequence[Any]]) -> None:
@@ -120,12 +130,12 @@ BEGIN
     BEGIN
         INSERT INTO memory_observations ({_STORED_COLUMNS})
         {_GIVEN_OBSERVATIONS}
-        WHERE NOT EXISTS (SELECT 1 FROM memory_observations AS t
-            WHERE t.tenant = o->>0 AND t.owner = o->>2 AND t.id = o->>1);
+        WHERE NOT EXISTS (SELECT 1 FROM memory_observations AS t WHERE t.tenant = o->>0
+            AND t.session_id = o->>3 AND t.id = o->>1 AND t.owner = o->>2);
     EXCEPTION WHEN unique_violation THEN
         INSERT INTO memory_observations ({_STORED_COLUMNS})
         {_GIVEN_OBSERVATIONS}
-        ON CONFLICT (tenant, owner, id) DO NOTHING;
+        ON CONFLICT DO NOTHING;
     END;
     RETURN NULL;
 END
@@ -133,10 +143,10 @@ END
 )
 SCHEMA = Schema(
     "memory",
-    # Last, `rest` compressed by the other columns: older versions cannot read it.
-    ((*_OBSERVATIONS, *_FTS5), (), ()),
+    # Third, `rest` compressed by the other columns: older versions cannot read it.
+    ((*_OBSERVATIONS, *_FTS5), (), (), ()),
     checksummed=(("memory_observations", ("rest",)),),
-    postgres_migrations=((*_OBSERVATIONS, *_TSVECTOR), _WITHOUT_GIN),
+    postgres_migrations=((*_OBSERVATIONS, *_TSVECTOR), _WITHOUT_GIN, None, _FEWER_INDEXES),
     procedures=(PUT_OBSERVATIONS,),
 )
 _COLUMNS = "o.seq, o.id, o.session_id, o.agent, o.event_type, o.at, o.content, o.rest"

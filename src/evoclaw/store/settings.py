@@ -21,5 +21,11 @@ class StoreSettings(Struct, frozen=True, kw_only=True):
     """The key that encrypts what runs hold; created if it is missing. Empty:
     `~/.config/evoclaw/records.key` for a SQLite file in `~/.evoclaw`, otherwise no encryption."""
     keep_days: Annotated[int, Meta(ge=0, le=36_500)] = 0
-    """Days that a session is kept after its last run ended; 0: forever. A session with a run
-    that has not ended, or waits for a person, is never deleted."""
+    """Days that a session is kept after its last run ended, and a workflow run and a receipt after
+    its end; 0: forever. A session with a run that has not ended, or waits for a person, is never
+    deleted, nor is a workflow run that was started by one that has not ended."""
+    undo_hours: Annotated[int, Meta(ge=0, le=8760)] = 168
+    """How long the content of files that `evoclaw run` changed is kept, on this machine or over
+    SSH, so that `evoclaw undo` can restore it; 0: not at all."""
+    undo_bytes: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 10_000_000
+    """The largest file whose content is kept for `evoclaw undo`."""

@@ -153,7 +153,7 @@ class EmbeddedBroker:
                 return
             self._write()
             self._child.signal(signal.SIGHUP)
-            if not await self._answers() and self._child.is_alive:
+            if not await self._accepts_accounts() and self._child.is_alive:
                 logger.error("the broker did not reload its accounts; restarting it")
                 await self._stop()
 
@@ -161,7 +161,7 @@ class EmbeddedBroker:
         """Start the broker; return whether it accepted a connection."""
         arguments = self._write()
         self._child = await ChildProcess.start(self.folder, self._program, *arguments)
-        return await self._answers()
+        return await self._accepts_accounts()
 
     async def _stop(self) -> None:
         await self._child.stop()
@@ -178,6 +178,14 @@ class EmbeddedBroker:
         self._probe = token_urlsafe(24)
         setup = BrokerSetup(self.host, self.port, self._tls, accounts, hashed(self._probe))
         return self._engine.write(self.folder / self._engine.name, setup)
+
+    async def _accepts_accounts(self) -> bool:
+        """Whether the broker uses the accounts that were written last."""
+        written = self._applied
+        if not await self._answers():
+            return False
+        self.accounts.mark_in_use(written)
+        return True
 
     async def _answers(self) -> bool:
         """Whether the broker accepts the probe before the timeout."""

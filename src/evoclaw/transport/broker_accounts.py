@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import string
 from base64 import b64encode
+from contextlib import suppress
 from enum import StrEnum
 from hashlib import pbkdf2_hmac, sha256
 from pathlib import Path
@@ -26,6 +28,7 @@ from evoclaw.transport.topics import (
     topic,
 )
 
+IN_USE_TIMEOUT_S, IN_USE_POLL_INTERVAL_S = 5.0, 0.05
 _SPOKEN = (TopicKind.REPORTS, TopicKind.STATUS, TopicKind.CAPABILITIES)
 """The topics that an agent publishes and an orchestrator subscribes to."""
 
@@ -87,6 +90,8 @@ class BrokerAccounts:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "accounts.json"
+        self._in_use = folder / "accounts.in-use"
+        """Names the version of the accounts that the broker uses."""
 
     def all(self) -> tuple[BrokerAccount, ...]:
         """All accounts, in the order of their creation."""
@@ -120,6 +125,28 @@ class BrokerAccounts:
         except FileNotFoundError:
             return None
         return found.st_ino, found.st_mtime_ns
+
+    def mark_in_use(self, stamp: tuple[int, int] | None) -> None:
+        """Record that the broker uses the accounts with this stamp."""
+        write_private(self._in_use, repr(stamp).encode())
+
+    async def wait_until_in_use(self) -> None:
+        """Wait until the broker uses the newest accounts, but not for ever.
+
+        It reads changes of other processes once a second; a client that connects before is refused.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(IN_USE_TIMEOUT_S):
+                while True:
+                    if self._is_in_use():
+                        return
+                    await asyncio.sleep(IN_USE_POLL_INTERVAL_S)
+
+    def _is_in_use(self) -> bool:
+        try:
+            return self._in_use.read_bytes() == repr(self.stamp()).encode()
+        except FileNotFoundError:
+            return True  # no broker that says so
 
     def add(self, name: str, role: BrokerRole = BrokerRole.AGENT) -> str:
         """Create an account; its password is returned only here and stored hashed."""

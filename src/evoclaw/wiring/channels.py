@@ -54,7 +54,9 @@ async def open_channels(
             "answers", lambda: secrets.token_bytes(KEY_BYTES)
         )
     asking = ChatApprovals(AnswerTokens(key), approvals, runs, Redactor(secrets_in(env)), time.time)
-    channels = build_channels(settings.channels, env, link, store, asking)
+    # A SQLite file belongs to this process alone.
+    lease_s = None if stores.database.dialect == "sqlite" else settings.runs.lease_s
+    channels = build_channels(settings.channels, env, link, store, asking, lease_s)
     dispatcher = ChannelDispatcher(
         store,
         runs,

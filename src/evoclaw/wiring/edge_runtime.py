@@ -156,7 +156,7 @@ async def _routes(
     files = TrackedFiles(config.workspace, readable=config.read_roots)
     dependencies: dict[type, object] = {
         FileOps: files,
-        Fetcher: WebFetcher(UrlGuard(may=domains.allows)),
+        Fetcher: WebFetcher(UrlGuard(may=domains.allows, may_address=domains.allows_address)),
         DeviceOps: device,
         DevicePins: device,
         Notifier: notifier,

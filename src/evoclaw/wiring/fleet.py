@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from msgspec import Struct
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.pipeline import Step
 from evoclaw.core.ports import Approver, Ports, Provider
+from evoclaw.core.tools import Tool
 
 if TYPE_CHECKING:
     from evoclaw.core.state import PreparedRun
@@ -109,28 +110,37 @@ async def fleet_ports(
     model: str | None,
     on: str,
     level: Level,
+    tools: Sequence[str] | None = None,
     approver: Approver,
     env: Mapping[str, str],
     run: PreparedRun,
     timeout_s: float,
+    undo: bool = False,
 ) -> AsyncGenerator[Ports]:
-    """The ports of a run whose calls go to one edge, to any, or to those the model chooses."""
+    """The ports of a run whose calls go to one edge, to any, or to those the model chooses.
+
+    To `undo` another run, it is offered that tool, and has no model.
+    """
     from evoclaw.executors.call_steps import WithoutUndoTool
     from evoclaw.orchestrator.fleet.edge_routes import fleet_routes
     from evoclaw.orchestrator.fleet.forwarded_calls import forwarded_calls, only_reads
     from evoclaw.providers.registry import open_provider
+    from evoclaw.providers.scripted import DIRECT_MODEL, DirectProvider
     from evoclaw.wiring.governance import governed_ports, open_governance
     from evoclaw.wiring.local_run import capabilities_for_level
     from evoclaw.wiring.settings import model_for_run, provider_options
 
-    name = await model_for_run(model, env)
+    name = DIRECT_MODEL if undo else await model_for_run(model, env)
     capabilities = capabilities_for_level(level, env)
     async with AsyncExitStack() as stack:
         governance = await stack.enter_async_context(open_governance(env))
         orchestrator = await stack.enter_async_context(open_fleet(env))
-        options = provider_options(governance.settings)
-        provider = await stack.enter_async_context(open_provider(name, env, options))
+        provider: Provider = DirectProvider()
+        if not undo:
+            options = provider_options(governance.settings)
+            provider = await stack.enter_async_context(open_provider(name, env, options))
         routes = await fleet_routes(orchestrator, on, capabilities, timeout_s)
+        named = named_tools(tools, [tool for route in routes for tool in route.executor.tools()])
         governance = replace(
             governance,
             forwarded=forwarded_calls(orchestrator.fleet),
@@ -142,7 +152,11 @@ async def fleet_ports(
                 provider=provider,
                 model=name,
                 routes=routes,
-                steps=[WithoutUndoTool(), *image_steps(orchestrator, provider)],
+                steps=[
+                    *([] if undo else [WithoutUndoTool()]),
+                    *image_steps(orchestrator, provider),
+                    *named,
+                ],
                 approver=approver,
                 level=level,
                 capabilities=capabilities,
@@ -151,6 +165,21 @@ async def fleet_ports(
                 env=env,
             )
         )
+
+
+def named_tools(names: Sequence[str] | None, tools: Sequence[Tool]) -> list[Step]:
+    """The step that offers only the named tools of other machines; `ConfigError` for others."""
+    from evoclaw.orchestrator.agents.offer_steps import AgentTools
+
+    if names is None:
+        return []
+    known = {name for tool in tools for name in (tool.name, *tool.aliases)}
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigError(
+            f"unknown tool {', '.join(map(repr, unknown))} in --tools; available there: "
+            f"{', '.join(sorted(tool.name for tool in tools)) or 'none'}"
+        )
+    return [AgentTools(frozenset(names))]
 
 
 def image_steps(orchestrator: Orchestrator, provider: Provider) -> list[Step]:

@@ -25,12 +25,17 @@ async def local_ports(
     env: Mapping[str, str],
     run: PreparedRun,
     dependencies: Mapping[type, object] | None = None,
+    undoable: bool = True,
 ) -> AsyncGenerator[Ports]:
-    """The ports of a run on this machine; closed, with every process, when the block ends."""
+    """The ports of a run on this machine; closed, with every process, when the block ends.
+
+    Unless it is `undoable`, nothing is kept of the files that it changes.
+    """
     from evoclaw.executors.call_steps import SignReceipt
     from evoclaw.orchestrator.agents.offer_steps import tools_for_model
     from evoclaw.providers.registry import open_provider
     from evoclaw.skills.disclosure import ActiveSkillTools
+    from evoclaw.wiring.before_images import keep_changes
     from evoclaw.wiring.governance import governed_ports, open_governance
     from evoclaw.wiring.receipts import open_signer
     from evoclaw.wiring.settings import model_for_run, provider_options
@@ -50,13 +55,18 @@ async def local_ports(
         state = run.state
         history = state.history if state.started else state.opening
         signer = await stack.enter_async_context(open_signer(env))
+        undo_steps = await keep_changes(str(workspace), env, stack) if undoable else []
         yield await stack.enter_async_context(
             governed_ports(
                 governance,
                 provider=provider,
                 model=name,
                 routes=toolbox_routes(toolbox, tools),
-                steps=[ActiveSkillTools(toolbox.skill_registry, history), SignReceipt(signer)],
+                steps=[
+                    ActiveSkillTools(toolbox.skill_registry, history),
+                    SignReceipt(signer),
+                    *undo_steps,
+                ],
                 approver=approver,
                 level=level,
                 capabilities=capabilities,

@@ -53,12 +53,17 @@ async def open_conversations(
     session: str,
     attended: bool,
     env: Mapping[str, str],
+    undoable: bool = True,
 ) -> AsyncGenerator[Conversations]:
-    """The sessions of this machine, with one agent; the named session exists when this returns."""
+    """The sessions of this machine, with one agent; the named session exists when this returns.
+
+    Unless their runs are `undoable`, nothing is kept of the files that they change.
+    """
     from evoclaw.orchestrator.agents.prompt import system_prompt
     from evoclaw.orchestrator.people.questions import Questions
     from evoclaw.orchestrator.sessions.conversations import Conversations
     from evoclaw.skills.disclosure import skill_list
+    from evoclaw.wiring.before_images import keep_changes
     from evoclaw.wiring.governance import open_governance
     from evoclaw.wiring.receipts import open_signer
     from evoclaw.wiring.store import open_sessions
@@ -76,9 +81,10 @@ async def open_conversations(
         )
         signer = await stack.enter_async_context(open_signer(env))
         tools_here = _pipeline(toolbox, None, capabilities, governance.steps()).tools
+        undo_steps = await keep_changes(str(workspace), env, stack) if undoable else []
         rules = governance.rules(level, capabilities, workspace, tools_here)
         factory = _LocalRunFactory(
-            provider, governance.steps(), signer, rules, approver, toolbox,
+            provider, [*governance.steps(), *undo_steps], signer, rules, approver, toolbox,
             tools_for_model(provider.model, tools),
             has_person=person is not None, canvases=canvas_folder(env),
         )  # fmt: skip

@@ -14,6 +14,7 @@ from evoclaw.core.pipeline import PipelineSpec
 @cache
 def local_pipeline() -> PipelineSpec:
     """Calls of `evoclaw run`, `evoclaw chat` without a service, and MCP clients."""
+    from evoclaw.edge.undo import KeepBeforeImages
     from evoclaw.executors.call_steps import (
         DefaultTimeout,
         MarkHiddenText,
@@ -34,7 +35,7 @@ def local_pipeline() -> PipelineSpec:
     from evoclaw.governance.rules.command_rules import CommandRules
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.audit.writer import Recordable
-    from evoclaw.orchestrator.agents.offer_steps import WithoutImageTool
+    from evoclaw.orchestrator.agents.offer_steps import AgentTools, WithoutImageTool
     from evoclaw.orchestrator.fleet.edge_images import FetchImages
     from evoclaw.orchestrator.people.questions import PendingQuestions
     from evoclaw.orchestrator.sessions.steps import (
@@ -48,15 +49,15 @@ def local_pipeline() -> PipelineSpec:
     return PipelineSpec(
         "local",
         offer=(
-            PermittedTools, WithoutImageTool, WithoutUndoTool, DefaultTimeout, ActiveSkillTools,
-            FlowFlags, Quarantine, RunTools,
+            PermittedTools, WithoutImageTool, WithoutUndoTool, AgentTools, DefaultTimeout,
+            ActiveSkillTools, FlowFlags, Quarantine, RunTools,
         ),
         before=(
             Stops, ToolStatus, ForwardedTools, RateLimits, Recordable, Autonomy, Permissions,
             CommandRules, NetworkPolicy, ForwardedCalls, Flow, ParentRules, PendingQuestions,
             RunBudget,
         ),
-        around=(CancelOnStop, TraceCall, Quarantine),
+        around=(CancelOnStop, TraceCall, Quarantine, KeepBeforeImages),
         after=(
             SignReceipt, FetchImages, ActiveSkillTools, MarkHiddenText, Quarantine, SessionLabels,
             BudgetNotice,

@@ -22,7 +22,7 @@ from evoclaw.config.toml_edit import (
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON, is_object
 from evoclaw.orchestrator.agents.definition_file import AgentDefinitionFile
-from evoclaw.transport.private_files import write_private
+from evoclaw.transport.private_files import edited_file
 from evoclaw.wiring.settings import SETTINGS_FILE, orchestrator_settings, settings_template
 
 __all__ = ["SettingsFile", "agent_definition_file", "dump"]
@@ -63,23 +63,27 @@ class SettingsFile:
     def set(self, key: str, text: str) -> None:
         """Set a value, which is text or as TOML writes it; `ConfigError` if it is not valid."""
         keys, parsed = _key_path(key), parse_value(text)
-        try:
-            self._write(set_value(self._text(), keys, parsed))
-        except ConfigError as problem:
-            if isinstance(parsed, str):
-                raise
-            try:  # a text that looks like a number
-                self._write(set_value(self._text(), keys, text))
-            except ConfigError:
-                raise problem from None
+        with edited_file(self.path) as file:
+            before = self._text()
+            try:
+                changed = self._checked(set_value(before, keys, parsed))
+            except ConfigError as problem:
+                if isinstance(parsed, str):
+                    raise
+                try:  # a text that looks like a number
+                    changed = self._checked(set_value(before, keys, text))
+                except ConfigError:
+                    raise problem from None
+            file.replace(changed.encode())
 
     def unset(self, key: str) -> bool:
         """Remove a value; False if the file does not set it."""
-        text = self._text()
-        changed = remove_value(text, _key_path(key))
-        if changed == text:
-            return False
-        self._write(changed)
+        with edited_file(self.path) as file:
+            text = self._text()
+            changed = remove_value(text, _key_path(key))
+            if changed == text:
+                return False
+            file.replace(self._checked(changed).encode())
         return True
 
     def overriding_variable(self, key: str) -> str:
@@ -95,10 +99,10 @@ class SettingsFile:
     def _text(self) -> str:
         return read_text(self.path) if self.path.exists() else ""
 
-    def _write(self, text: str) -> None:
-        """Replace the file, if its settings are valid; a symbolic link stays one."""
+    def _checked(self, text: str) -> str:
+        """The text, if its settings are valid."""
         parse_evoclaw_toml(text, self.path, self._env)
-        write_private(self.path.resolve(), text.encode())
+        return text
 
 
 def agent_definition_file(env: Mapping[str, str]) -> AgentDefinitionFile:

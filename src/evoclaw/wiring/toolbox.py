@@ -283,7 +283,7 @@ def _find_dependencies(
     from evoclaw.config.paths import default_data_folder, read_roots
     from evoclaw.core.canvases import Canvas
     from evoclaw.executors.canvases import FileCanvas
-    from evoclaw.executors.files import LocalFiles
+    from evoclaw.executors.tracked_files import TrackedFiles
     from evoclaw.executors.url_guard import UrlGuard
     from evoclaw.executors.web_fetch import WebFetcher
     from evoclaw.tools.nodes import Nodes
@@ -294,8 +294,8 @@ def _find_dependencies(
 
     home = default_data_folder(env)
     maybe: dict[type, object | str] = {
-        FileOps: LocalFiles(workspace, readable=read_roots(env)),
-        Fetcher: WebFetcher(UrlGuard(may=domains.allows)),
+        FileOps: TrackedFiles(workspace, readable=read_roots(env)),
+        Fetcher: WebFetcher(UrlGuard(may=domains.allows, may_address=domains.allows_address)),
         TodoList: InMemoryTodoList(),
         Canvas: FileCanvas(home / "canvas" / f"{key}.html"),
         UserPrompter: "no user is at a terminal to answer questions",
@@ -338,7 +338,8 @@ def _browser(
     program = find_browser(env.get(BROWSER_VARIABLE, ""), env=env)
     if isinstance(program, str):
         return {Browser: program}
-    chromium = Chromium(program, guard=UrlGuard(may=domains.allows))
+    guard = UrlGuard(may=domains.allows, may_address=domains.allows_address)
+    chromium = Chromium(program, guard=guard)
     stack.push_async_callback(chromium.close)
     return {Chromium: chromium, Browser: chromium.session(key)}
 

@@ -6,14 +6,32 @@ import msgspec
 import pytest
 
 from evoclaw.core.agent import LoopSettings
+from evoclaw.core.chain import Chain
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ProviderError, ProviderErrorKind, ToolFailure
-from evoclaw.core.events import CallJudged, CallStarted, StopReason, TurnStarted
+from evoclaw.core.events import (
+    ApprovalAnswered,
+    CallJudged,
+    CallStarted,
+    Record,
+    StopReason,
+    TurnStarted,
+)
 from evoclaw.core.labels import Principal
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import JSON, ErrorKind, Reply, ToolResult, Usage, user
 from evoclaw.core.pipeline import Pipeline
-from evoclaw.core.ports import Allow, Ask, Decision, Deny, Ports, Progress
+from evoclaw.core.ports import (
+    Allow,
+    Approval,
+    Ask,
+    Decision,
+    Deny,
+    Policy,
+    Ports,
+    Progress,
+    Verdict,
+)
 from evoclaw.core.profile import Profile
 from evoclaw.core.reported_usage import (
     MAX_REPORTED_TOKENS,
@@ -568,3 +586,76 @@ def test_an_edge_cannot_report_negative_or_endless_tokens(report: JSON) -> None:
     tokens = Usage() if used is None else used[0]
     assert tokens.input == 0 and 0 <= tokens.output <= 3 * MAX_REPORTED_TOKENS
     assert used is None or used[1] is None or used[1] == 0.0
+
+
+class AskingBudget(Policy):
+    """A budget, and a rule that asks about every call."""
+
+    def __init__(self, budget: RunBudget) -> None:
+        self._chain = Chain((budget,))
+
+    async def judge(self, call: Call) -> Verdict:
+        verdict = await self._chain.judge(call)
+        return verdict if isinstance(verdict, Deny) else Ask("ask", "a person decides")
+
+    async def admit(self, turn: int) -> Verdict:
+        return await self._chain.admit(turn)
+
+
+class EditingApprover:
+    """A person who replaces the arguments of a call."""
+
+    def __init__(self, **arguments: JSON) -> None:
+        self._arguments = arguments
+
+    async def approve(self, call: Call, ask: Ask) -> Approval:
+        return Approval(Decision.ONCE, "", self._arguments)
+
+
+async def run_edited(
+    budget: RunBudget, asked: dict[str, JSON], edited: dict[str, JSON]
+) -> tuple[Table, list[ToolResult]]:
+    """A run whose model asks for a `write`, which a person edits."""
+    executor = all_tools()
+    provider = Scripted(calls(("write", asked)), says("ok"))
+    ports = Ports(provider, executor, AskingBudget(budget), EditingApprover(**edited))
+    bus = Bus("r", [budget])
+    events = run_loop(new_run([user("do it")], "r"), ports, LoopSettings())
+    return executor, results([record async for record in recorded(events, bus)])
+
+
+async def test_an_edited_call_that_needs_more_than_is_left_is_denied() -> None:
+    ledger = MemoryLedger()
+    budget = RunBudget(ledger, "r", BudgetSettings(lines=10))
+    executor, (result,) = await run_edited(
+        budget, {"path": "a", "content": "one\n"}, {"path": "a", "content": "one\n" * 11}
+    )
+    assert executor.started == []
+    assert result.error is ErrorKind.PERMISSION_DENIED and "lines" in result.text
+    spent = (await account(ledger, "tenant:local")).spent
+    assert not spent.get("lines") and not spent.get("files")
+
+
+async def test_an_edited_call_is_counted_once_and_as_it_ran() -> None:
+    ledger = MemoryLedger()
+    budget = RunBudget(ledger, "r", BudgetSettings(lines=10, files=1, calls=1))
+    executor, (result,) = await run_edited(
+        budget, {"path": "a", "content": "one\n" * 9}, {"path": "b", "content": "one\n" * 3}
+    )
+    assert result.error is None and len(executor.started) == 1
+    tenant = await account(ledger, "tenant:local")
+    assert (tenant.spent["lines"], tenant.spent["files"], tenant.spent["calls"]) == (3, 1, 1)
+    assert tenant.held == {}
+
+
+async def test_a_run_that_crashed_after_the_edit_reserves_for_the_edited_call() -> None:
+    ledger, settings = MemoryLedger(), BudgetSettings(lines=10)
+    first = RunBudget(ledger, "r", settings)
+    original = call(WRITE, path="a", content="one\n")
+    assert isinstance(await first.judge(original), Allow)
+    second = RunBudget(ledger, "r", settings)
+    second.restore([Record("r", 1, 0.0, ApprovalAnswered(original.id, "once", "", {"path": "a"}))])
+    larger = call(WRITE, path="a", content="one\n" * 11)
+    assert isinstance(await second.judge(larger), Deny)
+    smaller = call(WRITE, path="a", content="one\n" * 10)
+    assert isinstance(await second.judge(smaller), Allow)

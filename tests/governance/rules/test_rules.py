@@ -188,6 +188,22 @@ def test_read_and_write_access_are_separate() -> None:
     assert isinstance(judge(policy, CallExample("apply_patch", {"patch": patch})), Deny)
 
 
+def test_a_commit_reads_the_working_tree_and_writes_only_the_repository() -> None:
+    named = CallExample(tool="git_commit", arguments={"message": "x", "paths": ["a.txt"]})
+    inside = CallExample(tool="git_commit", arguments={"message": "x", "workdir": "inner"})
+    anywhere = one_rule(
+        'access = "write"\npaths = ["a.txt", "inner/.envrc"]\ndenies = ["touch a.txt"]'
+    )
+    repository = one_rule(
+        'access = "write"\npaths = [".git", "inner/.git"]\ndenies = ["touch .git/x"]'
+    )
+    secret = one_rule('paths = ["inner/secret.txt"]\ndenies = ["cat inner/secret.txt"]')
+    for commit in (named, inside):
+        assert isinstance(judge(anywhere, commit), Allow)
+        assert isinstance(judge(repository, commit), Deny)
+    assert isinstance(judge(secret, inside), Deny)
+
+
 def test_path_rules_follow_symlinks(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("x")
     (tmp_path / "alias").symlink_to("secret")

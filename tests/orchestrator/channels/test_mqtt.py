@@ -17,6 +17,7 @@ from evoclaw.core.messages import Reply
 from evoclaw.orchestrator.channels.dispatcher import ChannelDispatcher
 from evoclaw.orchestrator.channels.mqtt import MqttChannel
 from evoclaw.orchestrator.channels.settings import ChannelSettings
+from evoclaw.orchestrator.channels.status import channel_view
 from evoclaw.providers.scripted import ScriptedRequest, says
 from evoclaw.transport.broker import EmbeddedBroker
 from evoclaw.transport.broker_accounts import BrokerRole
@@ -236,6 +237,24 @@ async def test_a_retained_mqtt_message_is_ignored(tmp_path: Path) -> None:
 
         assert [run.asked for run in await made.runs.list("local")] == ["from now"]
     assert channel.counts["no message"] == 1
+
+
+async def test_the_state_of_the_channel_follows_its_link(tmp_path: Path) -> None:
+    async with memory_house(tmp_path) as (_, channel, link, made):
+        up = await channel_view(channel, made.letters)
+        assert (up.kind, up.state, up.problem, up.fix) == ("mqtt", "connected", "", "")
+
+        link.unplug()
+        await until(lambda: channel.status.state == "failed")
+        down = await channel_view(channel, made.letters)
+        assert down.problem
+        assert "evoclaw doctor" in down.fix
+        assert down.changed_at >= up.changed_at
+
+        link.plug()
+        await until(lambda: channel.status.state == "connected")
+        again = await channel_view(channel, made.letters)
+        assert (again.problem, again.last_problem) == ("", down.problem)
 
 
 async def test_an_answer_is_delivered_after_the_link_reconnects(tmp_path: Path) -> None:

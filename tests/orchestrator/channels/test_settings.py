@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.orchestrator.channels.factory import build_channels, read_secret
+from evoclaw.orchestrator.channels.factory import build_channels
 from evoclaw.orchestrator.channels.mqtt import MqttChannel
 from evoclaw.orchestrator.channels.settings import ChannelSettings, WebhookSettings, check_channels
 from evoclaw.orchestrator.channels.webhooks import WebhookChannel
+from evoclaw.orchestrator.service_credentials import read_secret
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from tests.support.channels import open_channel_harness
 

@@ -8,12 +8,7 @@ import jwt
 import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from evoclaw.core.messages import JSON
 from evoclaw.orchestrator.notifications.settings import NotifySettings, WebPushSettings
 from evoclaw.orchestrator.people.access import AccessControl
 from evoclaw.trust.web_push import (
@@ -24,6 +19,7 @@ from evoclaw.trust.web_push import (
     encrypt,
 )
 from tests.support.notifications import NotifyingService, asking_model, notifying_service
+from tests.support.push_browser import PushBrowser
 from tests.support.service import Client
 
 PUSH = NotifySettings(
@@ -33,38 +29,8 @@ PUSH = NotifySettings(
 )
 
 
-class Browser:
-    """A browser with a push subscription, which can read what it gets."""
-
-    def __init__(self, endpoint: str) -> None:
-        self.endpoint, self._auth = endpoint, b"0123456789abcdef"
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._public = self._key.public_key().public_bytes(
-            Encoding.X962, PublicFormat.UncompressedPoint
-        )
-
-    @property
-    def subscription(self) -> JSON:
-        """As `PushSubscription.toJSON` gives it."""
-        keys = {"p256dh": encode_base64url(self._public), "auth": encode_base64url(self._auth)}
-        return {"endpoint": self.endpoint, "keys": keys}
-
-    def read(self, data: bytes) -> JSON:
-        """Decrypt a message as RFC 8291 says."""
-        salt, size, sender = data[:16], data[20], data[21 : 21 + data[20]]
-        point = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), sender)
-        shared = self._key.exchange(ec.ECDH(), point)
-        info = b"WebPush: info\0" + self._public + sender
-        secret = HKDF(SHA256(), 32, self._auth, info).derive(shared)
-        key = HKDF(SHA256(), 16, salt, b"Content-Encoding: aes128gcm\0").derive(secret)
-        nonce = HKDF(SHA256(), 12, salt, b"Content-Encoding: nonce\0").derive(secret)
-        plain = AESGCM(key).decrypt(nonce, data[21 + size :], None)
-        assert plain.endswith(b"\x02")
-        return msgspec.json.decode(plain[:-1])
-
-
-async def subscribed(up: NotifyingService, client: Client, name: str) -> Browser:
-    browser = Browser(f"{up.services.url}/push/{name}")
+async def subscribed(up: NotifyingService, client: Client, name: str) -> PushBrowser:
+    browser = PushBrowser(f"{up.services.url}/push/{name}")
     made = await client.post("/v1/push/subscriptions", browser.subscription)
     assert made.status == 201, made.body
     return browser
@@ -188,7 +154,7 @@ async def test_a_push_service_must_not_be_in_the_operators_network(tmp_path: Pat
         assert checked is not None
         assert not checked.ok
         for wrong in ("ftp://push.test", "https://user:pass@push.test/x", "https://"):
-            browser = Browser(wrong)
+            browser = PushBrowser(wrong)
             made = await ann.post("/v1/push/subscriptions", browser.subscription)
             assert made.status == 422, made.body
         keys = {"p256dh": "AAAA", "auth": "AAAA"}

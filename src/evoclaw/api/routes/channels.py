@@ -17,6 +17,7 @@ from evoclaw.orchestrator.channels import inbound
 from evoclaw.orchestrator.channels.chat.channel import ChatChannel
 from evoclaw.orchestrator.channels.chat.pairing import CODE_VALIDITY_S
 from evoclaw.orchestrator.channels.dispatcher import ChannelDispatcher, DeadLetter
+from evoclaw.orchestrator.channels.status import ChannelView
 from evoclaw.orchestrator.channels.webhooks import MAX_BODY_BYTES, WebhookChannel, WebhookResponse
 from evoclaw.orchestrator.people.access import Caller, TokenScope
 
@@ -52,27 +53,11 @@ class RetriedDelivery(Struct, frozen=True):
     """The id of the delivery."""
 
 
-class ChatChannelView(Struct, frozen=True):
-    """A chat channel: a bot or a mailbox."""
+class ChannelList(Struct, frozen=True):
+    """The channels of a tenant."""
 
-    name: str
-    kind: str
-    agent: str
-    state: str
-    """`connecting`, `connected` or `failed`; a channel that failed is tried again."""
-    account: str
-    """The name of the bot or the address of the mailbox, once it is known."""
-    problem: str
-    """Why the last attempt to connect failed; empty if it is connected."""
-    changed_at: float
-    paired: dict[str, str]
-    """The senders that were added with a code, and their users."""
-
-
-class ChatChannelList(Struct, frozen=True):
-    """The chat channels of a tenant."""
-
-    items: tuple[ChatChannelView, ...]
+    items: tuple[ChannelView, ...]
+    """The channels, in the order of the settings."""
 
 
 class NewChannelPairing(Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,45 +71,26 @@ class ChannelPairingCode(Struct, frozen=True):
     """A code that adds the first sender who sends it."""
 
     code: str
+    """What the sender sends after `/pair`."""
     valid_s: float
+    """Seconds in which it is valid."""
 
 
 class ChannelSender(Struct, frozen=True, forbid_unknown_fields=True):
     """A sender of a channel."""
 
     sender: Annotated[str, Meta(min_length=1, max_length=200)]
+    """The sender, as the list of channels names it."""
 
 
 def chat_channel_routes(channels: Sequence[ChatChannel]) -> Sequence[HTTPRouteHandler]:
-    """The routes of chat channels, for administrators."""
+    """The routes that add senders to chat channels, for administrators."""
 
     def find(caller: Caller, name: str) -> ChatChannel:
         for channel in channels:
             if channel.name == name and channel.settings.tenant == caller.tenant:
                 return channel
         raise not_found("chat channel")
-
-    @get("/v1/channels", scope=TokenScope.ADMIN, tags=TAGS)
-    async def list_chat_channels(caller: InjectedCaller) -> ChatChannelList:
-        """List the chat channels of your tenant, whether they are connected, and their senders."""
-        return ChatChannelList(
-            tuple(
-                [
-                    ChatChannelView(
-                        channel.name,
-                        channel.settings.kind,
-                        channel.settings.agent,
-                        channel.status.state,
-                        channel.status.account,
-                        channel.status.problem,
-                        channel.status.changed_at,
-                        await channel.pairing.senders(),
-                    )
-                    for channel in channels
-                    if channel.settings.tenant == caller.tenant
-                ]
-            )
-        )
 
     @post("/v1/channel-pairings/{name:str}", scope=TokenScope.ADMIN, status_code=201, tags=TAGS)
     async def pair(
@@ -143,14 +109,19 @@ def chat_channel_routes(channels: Sequence[ChatChannel]) -> Sequence[HTTPRouteHa
             raise not_found("paired sender")
         return data
 
-    return [list_chat_channels, pair, unpair]
+    return [pair, unpair]
 
 
 def channel_routes(
     dispatcher: ChannelDispatcher, webhooks: Sequence[WebhookChannel]
 ) -> Sequence[HTTPRouteHandler]:
-    """The routes of the webhooks, and of failed deliveries for administrators."""
+    """The webhooks; for administrators, the state of all channels and failed deliveries."""
     by_name = {hook.name: hook for hook in webhooks}
+
+    @get("/v1/channels", scope=TokenScope.ADMIN, tags=TAGS)
+    async def list_channels(caller: InjectedCaller) -> ChannelList:
+        """List the channels of your tenant: their connections, last messages and senders."""
+        return ChannelList(tuple(await dispatcher.views(caller.tenant)))
 
     @post(f"{CHANNEL_PATH_PREFIX}{{name:str}}", scope=PUBLIC, status_code=202, tags=TAGS)
     async def post_message(
@@ -191,7 +162,7 @@ def channel_routes(
             raise not_found("delivery")
         return RetriedDelivery(id)
 
-    return [post_message, list_given_up, revive]
+    return [list_channels, post_message, list_given_up, revive]
 
 
 async def _body(request: Request[Any, Any, Any]) -> bytes:

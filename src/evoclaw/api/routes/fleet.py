@@ -295,7 +295,7 @@ async def invite_edge(
     pairing = require(parts.pairing, "device pairing")
     try:
         devices = require(parts.devices, "device pairing")
-        invited = pairing.invite(data.agent_id, data.minutes * 60, devices)
+        invited = await pairing.invite(data.agent_id, data.minutes * 60, devices)
         link = join_link(invited.url, invited.token, data.agent_id, invited.ca_sha256)
         return EdgeInvitation(
             invited.url,

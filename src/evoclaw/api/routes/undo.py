@@ -15,7 +15,7 @@ from evoclaw.orchestrator.runs.undo import UndoResult, undo_run
 
 @post("/v1/runs/{run_id:str}/undo", scope=TokenScope.TOOLS_EXECUTE, tags=["runs"], status_code=200)
 async def undo(parts: InjectedDependencies, caller: InjectedCaller, run_id: RunId) -> UndoResult:
-    """Take back what an ended run changed in files, under the policies of its agent."""
+    """Undo the file changes of a run that has ended, under the policies of its agent."""
     view = await own_run(parts, caller, run_id)
     return await undo_run(require(parts.runs, "runs"), caller.principal, view)
 

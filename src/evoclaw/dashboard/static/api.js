@@ -97,7 +97,7 @@ async function problemOf(response) {
     // not from EvoClaw: perhaps the error page of a proxy
   }
   if (response.status === 401) window.dispatchEvent(new CustomEvent("evoclaw:out"));
-  const text = error.message || `The server answered with status ${response.status}.`;
+  const text = error.message || `The service answered with HTTP status ${response.status}.`;
   return new Problem(response.status, error.code || "", text, error.details);
 }
 
@@ -108,7 +108,7 @@ async function problemOf(response) {
 function checkedPath(path) {
   const [wanted] = path.split("?");
   if (new URL(path, location.origin).pathname === wanted) return path;
-  throw new Problem(404, "not_found", "There is nothing with this id.");
+  throw new Problem(404, "not_found", "Nothing has this id. Check the link.");
 }
 
 /**
@@ -295,7 +295,13 @@ function dispatch(frame, cursor, onEvent) {
  */
 export function pause(milliseconds, signal) {
   return new Promise((resolve) => {
-    const timer = setTimeout(resolve, milliseconds);
-    signal.addEventListener("abort", () => { clearTimeout(timer); resolve(); }, { once: true });
+    const done = () => {
+      clearTimeout(timer);
+      signal.removeEventListener("abort", done);
+      resolve();
+    };
+    const timer = setTimeout(done, milliseconds);
+    signal.addEventListener("abort", done);
+    if (signal.aborted) done();
   });
 }

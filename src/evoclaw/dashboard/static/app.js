@@ -58,7 +58,7 @@ function frame() {
     h("header", { class: "top" },
       h("a", { class: "brand", href: "#/chat" }, "EvoClaw"),
       h("span", { id: "link", class: "link-state", role: "status" }),
-      h("button", { type: "button", class: "plain", id: "theme", "aria-label": "Light or dark",
+      h("button", { type: "button", class: "plain", id: "theme", "aria-label": "Change theme",
         on: { click: changeTheme } }, "◐"),
       h("button", { type: "button", class: "plain", id: "leave", on: { click: logOut } },
         "Log out")),
@@ -91,6 +91,12 @@ function fitKeyboard() {
   else style.removeProperty("--visible-height");
 }
 
+/** @param {string} name @param {string[]} args */
+const fileOf = (name, args) => MODULES[name]?.(args) || name;
+
+/** The module of a view. @param {string} file @returns {Promise<View>} */
+const module = (file) => import(`./views/${file}/${file}.js`);
+
 async function show() {
   if (!session) return;
   showMore(false);
@@ -103,8 +109,7 @@ async function show() {
   }
   const root = byId("main");
   try {
-    const file = MODULES[name]?.(args) || name;
-    const view = await import(`./views/${file}/${file}.js`);
+    const file = fileOf(name, args), view = await module(file);
     if (signal.aborted) return;
     const heading = h("h1", { tabindex: "-1" }, view.title);
     const body = h("div", { class: `view view-${file}` });
@@ -135,7 +140,7 @@ function showLink(state) {
 /** Show the current user: a link may have logged in another user than expected. */
 function showUser() {
   const { tenant, user, token } = me(), place = byId("leave");
-  place.title = clean(`${user || token} of ${tenant}`);
+  place.title = clean(`Logged in as ${user || token}, tenant ${tenant}`);
   if (user) replace(place, `Log out ${oneLine(user, 14)}`);
 }
 
@@ -150,6 +155,8 @@ async function enter() {
     on("questions", showWaiting, signal);
     on("stops", () => showStopBanner(byId("stops")), signal);
     on("link", showLink, signal);
+    const { name, args } = place();
+    module(fileOf(name, args)).catch(() => {}); // loads meanwhile; `show` reports a failure
     await begin(signal);
     showUser();
     await show();
@@ -174,7 +181,7 @@ async function showUnreachable(cause) {
   };
   replace(byId("app"), h("main", { class: "login" }, h("div", { class: "card", role: "alert" },
     h("h1", null, "EvoClaw"), h("p", null, cause.message),
-    h("p", { class: "hint" }, "The dashboard reconnects as soon as it answers."),
+    h("p", { class: "hint" }, "The dashboard reconnects automatically."),
     h("div", { class: "row" }, button("Try again", again), button("Log out", logOut)))));
   while (!signal.aborted) {
     await pause(RETRY, signal);
@@ -198,7 +205,7 @@ function askToken(why) {
   replace(byId("app"), h("main", { class: "login" },
     h("form", { on: { submit: enterNow } },
       h("h1", null, "EvoClaw"), h("p", { id: "login-why", role: "alert" }, why),
-      field("Token", input), h("label", { class: "check" }, keep, " Remember it on this device"),
+      field("Token", input), h("label", { class: "check" }, keep, " Stay logged in on this device"),
       h("button", { class: "primary" }, "Log in"),
       h("p", { class: "hint" }, "On the orchestrator's machine, ", h("code", null, "evoclaw page"),
         " prints a link that logs you in; ", h("code", null, "evoclaw token new"),
@@ -233,7 +240,7 @@ function changeTheme() {
   const next = order[(order.indexOf(localStorage.getItem("evoclaw.theme") || "") + 1) % 3];
   localStorage.setItem("evoclaw.theme", next);
   setTheme();
-  toast(next ? `${next} theme` : "system theme");
+  toast(`Theme: ${next || "system"}`);
 }
 
 function setTheme() {
@@ -257,10 +264,10 @@ function onKey(event) {
 
 function help() {
   if (document.querySelector("dialog[open]")) return;
-  const keys = dialog("Keys", h("dl", { class: "keys" },
+  const keys = dialog("Keyboard shortcuts", h("dl", { class: "keys" },
     VIEWS.map(([, title, letter]) => [
       h("dt", null, h("kbd", null, `g ${letter}`)), h("dd", null, title)]),
-    h("dt", null, h("kbd", null, "?")), h("dd", null, "this list")),
+    h("dt", null, h("kbd", null, "?")), h("dd", null, "Show this list")),
   h("p", null, h("a", { href: "#/settings/start",
     on: { click: () => keys.close() } }, "First steps")));
 }
@@ -274,8 +281,8 @@ async function takeToken() {
   if (isToken(brought)) return false;
   // A malicious link must not silently make the user work under another account.
   if (hasToken() && await confirmed("Log in as another user?", "This link contains another token. "
-    + "If you continue, it replaces your current token, and everything that you do is in the name "
-    + "of the token's owner. Continue only if you created the link yourself.",
+    + "If you continue, it replaces your current token, and everything you do is recorded under "
+    + "the owner of the new one. Continue only if you created the link yourself.",
   { action: "Log in with the link" }) === null) return false;
   if (session) leave("");
   useToken(brought, false);
@@ -291,13 +298,14 @@ setTheme();
 window.addEventListener("hashchange", moved);
 onForgotten(() => leave("You logged out in another tab."));
 window.addEventListener("evoclaw:out", () => {
-  if (session) leave(known.me ? "The token is no longer valid." : "Unknown token.");
+  if (session) leave(known.me ? "Your token is no longer valid. Log in again."
+    : "This token is not valid. Check that you copied all of it.");
 });
 document.addEventListener("keydown", onKey);
 visualViewport?.addEventListener("resize", fitKeyboard);
 byId("skip")
   .addEventListener("click", () => document.getElementById("main")?.focus());
-storeFiles().catch(reportError);
 await takeToken();
-if (hasToken()) enter();
+if (hasToken()) await enter();
 else askToken("Enter your API token.");
+storeFiles().catch(reportError); // last: it loads all files, and the first screen comes first

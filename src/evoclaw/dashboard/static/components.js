@@ -112,6 +112,13 @@ export function empty(text, ...more) {
 }
 
 /**
+ * What is shown where the token lacks a scope.
+ * @param {string} action @param {string} scope
+ */
+export const missingScope = (action, scope) => empty(`You cannot ${action}: your token lacks the `
+  + `scope '${scope}'. Ask an administrator for a token that has it.`);
+
+/**
  * An error in place of the content, with a retry button.
  * @param {{message: string}} cause @param {(() => unknown)|null} [again]
  */
@@ -255,10 +262,10 @@ export function copyButton(text, label = "Copy") {
   return button(label, async () => {
     try {
       await navigator.clipboard.writeText(text);
-      toast("copied");
+      toast("Copied");
     } catch { // browsers allow the clipboard only in secure contexts
-      const place = textBlock(text, "to copy");
-      dialog("Copy with the keyboard", place);
+      const place = textBlock(text, "text to copy");
+      dialog("Copy this text", place);
       getSelection()?.selectAllChildren(place);
     }
   });

@@ -4,7 +4,7 @@
 import { get, put } from "./api.js";
 import { announce, h, replace } from "./dom.js";
 import { may } from "./live.js";
-import { button, confirmed, empty, failed, toast } from "./components.js";
+import { button, confirmed, failed, missingScope, toast } from "./components.js";
 
 /**
  * @typedef {object} EditorOptions
@@ -47,7 +47,7 @@ export class DefinitionEditor {
     const { path, template, signal, missing } = this.options;
     if (!may("admin")) {
       return replace(this.element,
-        empty("Only an admin sees the definition: your token lacks the scope 'admin'."));
+        missingScope("see the definition", "admin"));
     }
     try {
       const found = template === undefined ? await get(path, null, { signal })
@@ -69,16 +69,16 @@ export class DefinitionEditor {
     return replace(this.element, this.area, this.report, mayEdit() ? h("div", { class: "row" },
       button("Save", () => this.send(false), { tone: "primary" }),
       button("Check", () => this.send(true)),
-      stored && button("Load again", () => this.loadAgain()))
+      stored && button("Reload", () => this.loadAgain()))
       : h("p", { class: "soft small" },
         "Only a person may change it: your token lacks the scope 'human'."));
   }
 
   async loadAgain() {
     if (this.changed && await confirmed("Discard your changes?",
-      "The text is replaced by what is stored now.", { action: "Discard" }) === null) return;
+      "The editor is reset to the saved definition.", { action: "Discard" }) === null) return;
     await this.load();
-    announce("loaded again");
+    announce("Reloaded");
   }
 
   /** Check the text, and save it unless `dryRun`. @param {boolean} dryRun */
@@ -87,10 +87,12 @@ export class DefinitionEditor {
     try {
       const done = await put(path, { text: this.area.value, sha256: this.sha256,
         dry_run: dryRun });
-      if (dryRun) return replace(this.report, h("p", { class: "good" }, "The text is valid."));
+      if (dryRun) {
+        return replace(this.report, h("p", { class: "good" }, "The definition is valid."));
+      }
       this.use(done, true);
       replace(this.report, savedText(done));
-      toast(`saved: ${what}`);
+      toast(`Saved ${what}`);
       return this.options.saved(done);
     } catch (cause) {
       if (cause.name === "AbortError") return null;
@@ -120,11 +122,11 @@ export class DefinitionEditor {
 
 /** What a save changed. @param {any} done */
 function savedText({ reload }) {
-  if (!reload) return h("p", { class: "good" }, "Saved. Runs that start from now on use it.");
+  if (!reload) return h("p", { class: "good" }, "Saved. New runs use it.");
   return [
-    h("p", { class: "good" }, "Saved. New runs use it; runs that are active keep theirs."),
+    h("p", { class: "good" }, "Saved. New runs use it; active runs keep the old definition."),
     reload.needs_restart.length > 0 && h("p", { class: "warn" },
-      `Restart the service to use the changes of: ${reload.needs_restart.join(", ")}.`)];
+      `Restart the service to apply changes to: ${reload.needs_restart.join(", ")}.`)];
 }
 
 /**
@@ -136,7 +138,7 @@ export function nameForm(what, create) {
     pattern: "[A-Za-z0-9][A-Za-z0-9_\\-]*" });
   const form = h("form", { class: "row name-form" },
     h("label", { class: "field" }, h("span", null, `Name of the new ${what}`), name,
-      h("small", null, "letters, digits, - and _")),
+      h("small", null, "Letters, digits, - and _")),
     h("button", { class: "primary" }, "Continue"));
   form.addEventListener("submit", (event) => {
     event.preventDefault();

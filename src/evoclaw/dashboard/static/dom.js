@@ -140,7 +140,7 @@ export function setText(element, text) {
  */
 export function byId(id) {
   const found = document.getElementById(id);
-  if (!found) throw new Error(`the page has no element ${id}`);
+  if (!found) throw new Error(`The document has no element ${id}.`);
   return found;
 }
 
@@ -200,11 +200,21 @@ export function perFrame(call) {
 }
 
 /**
+ * Call when a signal is aborted; now if it is already, as no event comes then.
+ * @param {AbortSignal} signal
+ * @param {() => void} call
+ */
+export function onAbort(signal, call) {
+  if (signal.aborted) call();
+  else signal.addEventListener("abort", call, { once: true });
+}
+
+/**
  * Call every second until aborted, for relative times.
  * @param {() => void} call
  * @param {AbortSignal} signal
  */
-export function ticking(call, signal) {
-  const timer = setInterval(call, 1000);
-  signal.addEventListener("abort", () => clearInterval(timer), { once: true });
+export function ticking(call, signal, milliseconds = 1000) {
+  const timer = setInterval(call, milliseconds);
+  onAbort(signal, () => clearInterval(timer));
 }

@@ -9,6 +9,7 @@ import { badge, busy, button, field } from "./components.js";
 import { invitation } from "./views/settings/pair.js";
 
 const INVITED_MINUTES = 60;
+const NO_AGENT = "No agent is configured: add an [[agents]] table to evoclaw.toml.";
 const EXAMPLE = "What can you do on this machine?";
 
 /** @typedef {{agent: string, check: any, edges: any[], ended: boolean}} Progress */
@@ -40,7 +41,7 @@ async function progress(signal) {
     get("/v1/runs", { state: "ended", limit: 1 }, { signal })]);
   const agent = agents[0]?.name || "";
   const check = agent ? await get(`/v1/agents/${encodeURIComponent(agent)}/model-check`, null,
-    { signal }) : { ok: null, model: "", problem: "There is no agent." };
+    { signal }) : { ok: null, model: "", problem: NO_AGENT };
   const [last] = ended.items;
   if (last?.stop === "completed" && check.ok === null) check.ok = true;
   return { agent, check, edges: items, ended: Boolean(last) };
@@ -57,13 +58,14 @@ class FirstSteps {
     this.found = found;
     this.signal = signal;
     this.over = false;
+    this.inviting = new AbortController(); // aborted when another invitation replaces it
     this.modelState = h("p", { role: "status" });
     this.edges = h("p", { role: "status" });
     this.invited = h("div");
     this.invite = this.inviteForm();
-    this.model = step(1, "The model works", this.modelBody());
-    this.machine = step(2, "A first machine", [this.edges, may("fleet:write") && this.invite]);
-    this.question = step(3, "A first question", questionBody(ask, signal));
+    this.model = step(1, "Check the model", this.modelBody());
+    this.machine = step(2, "Connect a machine", [this.edges, may("fleet:write") && this.invite]);
+    this.question = step(3, "Ask a question", questionBody(ask, signal));
     this.said = h("p", { class: "soft", role: "status" });
   }
 
@@ -95,10 +97,10 @@ class FirstSteps {
     mark(this.machine, done[1]);
     mark(this.question, done[2]);
     replace(this.edges, done[1] ? `Online: ${edges.map((edge) => edge.agent_id).join(", ")}`
-      : "No machine is online yet. Tools run on machines.");
+      : "No machine is online yet. Agents run their tools on the machines that you connect.");
     this.invite.hidden = done[1] && !this.invited.firstChild;
     this.drawModel();
-    replace(this.said, all ? "All three are done."
+    replace(this.said, all ? "All three steps are done."
       : `${done.filter(Boolean).length} of 3 done.`);
     if (this.place.contains(this.model.element)) return;
     replace(this.place, h("section", { class: "first-steps", "aria-label": "First steps" },
@@ -109,7 +111,7 @@ class FirstSteps {
   modelBody() {
     const test = button("Test the model", async () => {
       const path = `/v1/agents/${encodeURIComponent(this.found.agent)}/model-check`;
-      replace(this.modelState, "Waiting for its answer…");
+      replace(this.modelState, "Waiting for the answer of the model…");
       try {
         this.found.check = await post(path, {}, { signal: this.signal });
       } finally {
@@ -118,18 +120,18 @@ class FirstSteps {
       this.draw();
     });
     return [this.modelState, h("div", { class: "row" }, test,
-      h("span", { class: "soft small" }, "sends one short request"))];
+      h("span", { class: "soft small" }, "Sends one short request."))];
   }
 
   drawModel() {
     const { ok, model, problem, answer, seconds } = this.found.check;
     const name = model || "the model";
     if (ok && answer) {
-      replace(this.modelState, `${name} answered “${oneLine(answer, 40)}” after `
+      replace(this.modelState, `${name} answered “${oneLine(answer, 40)}” in `
         + `${duration(seconds)}.`);
     } else if (this.isModelDone) replace(this.modelState, `${name} has answered.`);
-    else if (problem) replace(this.modelState, badge("bad", "does not work"), " ", problem);
-    else replace(this.modelState, `${name} was not asked yet.`);
+    else if (problem) replace(this.modelState, badge("bad", "not working"), " ", problem);
+    else replace(this.modelState, `${name} has not been tested yet.`);
   }
 
   inviteForm() {
@@ -137,7 +139,7 @@ class FirstSteps {
       autocomplete: "off", pattern: "[A-Za-z0-9][A-Za-z0-9_\\-]*" });
     const go = h("button", { class: "primary" }, "Invite a machine");
     const form = h("form", { class: "flow-form" },
-      h("div", { class: "row name-form" }, field("Its name", name), go), this.invited);
+      h("div", { class: "row name-form" }, field("Name of the machine", name), go), this.invited);
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       return busy(go, async () => {
@@ -145,7 +147,10 @@ class FirstSteps {
         const made = await post("/v1/fleet/invitations",
           { agent_id: id, minutes: INVITED_MINUTES }, { signal: this.signal });
         const until = Date.now() / 1000 + INVITED_MINUTES * 60;
-        replace(this.invited, invitation(id, made, until, this.signal));
+        this.inviting.abort();
+        this.inviting = new AbortController();
+        const either = AbortSignal.any([this.signal, this.inviting.signal]);
+        replace(this.invited, invitation(id, made, until, either));
       });
     });
     return form;
@@ -172,7 +177,7 @@ function mark({ element, sign, state, number }, done) {
 /** @param {((message: string) => void)|undefined} ask @param {AbortSignal} signal */
 function questionBody(ask, signal) {
   if (ask) {
-    return [h("p", null, "Write it below, or start with an example."),
+    return [h("p", null, "Type it below, or start with an example."),
       button(`“${EXAMPLE}”`, () => ask(EXAMPLE), { label: `Use the example: ${EXAMPLE}` })];
   }
   const message = h("textarea", { rows: "2", required: true });

@@ -55,7 +55,7 @@ export function moment(unix) {
  * @param {number|null|undefined} value
  */
 export function money(value) {
-  if (value === null || value === undefined) return "no price";
+  if (value === null || value === undefined) return "unknown";
   if (value === 0) return "$0";
   if (value < 0.01) return `$${value.toFixed(5)}`;
   return `$${value.toFixed(value < 1 ? 4 : 2)}`;

@@ -2,6 +2,7 @@
 // Live state: one event stream for the whole dashboard, and its latest data.
 
 import { follow, get, keepFor } from "./api.js";
+import { onAbort } from "./dom.js";
 
 /** The edges by id.
  * @type {Map<string, Api.EdgeView>} */
@@ -27,7 +28,7 @@ const listeners = new Map();
 export function on(kind, listener, signal) {
   const all = listeners.get(kind) || new Set();
   listeners.set(kind, all.add(listener));
-  signal.addEventListener("abort", () => all.delete(listener), { once: true });
+  onAbort(signal, () => all.delete(listener));
 }
 
 /**
@@ -57,7 +58,7 @@ export function forget() {
 
 /** The current user; there is one while a view is shown. */
 export function me() {
-  if (!known.me) throw new Error("you are not logged in");
+  if (!known.me) throw new Error("You are not logged in.");
   return known.me;
 }
 

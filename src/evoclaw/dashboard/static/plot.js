@@ -44,7 +44,7 @@ export function linePlot({ title, series, format = String, height = 180 }) {
   /** @param {number} value */
   const y = (value) => TOP + (1 - value / top) * (height - TOP - BOTTOM);
   const drawn = s("svg", { class: "plot", viewBox: `0 0 ${WIDTH} ${height}`, role: "img",
-    "aria-label": `${title}; the same as a table below` },
+    "aria-label": `${title}; also available as a table below` },
   grid(top, y, height, format), timeAxis(from, to, x, height),
   series.map((one, index) => line(one, index, x, y)));
   return plotFigure(title, drawn, series, format);
@@ -105,9 +105,9 @@ function plotFigure(title, drawn, series, format) {
   const rows = series.flatMap((one) => one.points.flatMap(({ at, value }) =>
     (value === null ? [] : [{ name: one.name, at, value }])));
   return h("figure", { class: "plotted" }, h("figcaption", null, title), drawn, legend,
-    rows.length > 0 && fold("as a table", () => table(title, [
-      { title: "when", cell: (row) => moment(row.at) }, { title: "what", cell: (row) => row.name },
-      { title: "value", number: true, cell: (row) => format(row.value) }], rows.slice(-200))));
+    rows.length > 0 && fold("Show as a table", () => table(title, [
+      { title: "When", cell: (row) => moment(row.at) }, { title: "What", cell: (row) => row.name },
+      { title: "Value", number: true, cell: (row) => format(row.value) }], rows.slice(-200))));
 }
 
 /**

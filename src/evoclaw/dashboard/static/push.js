@@ -18,22 +18,26 @@ function show(text, { on = false, off = false } = {}) {
 
 /** @param {PushSubscription|null} subscription */
 function shown(subscription) {
-  if (subscription) show("This device receives notifications.", { off: true });
-  else show("This device receives no notifications.", { on: true });
+  if (subscription) show("Notifications are on for this device.", { off: true });
+  else show("Notifications are off for this device.", { on: true });
 }
 
 /** Why this browser cannot be added; empty if it can. */
 function obstacle() {
-  if (!hasToken()) return "Log in to the dashboard first, in this tab.";
-  if (!window.isSecureContext) return "Browsers permit this over https only, or on localhost.";
+  if (!hasToken()) return "You are not logged in. Open the dashboard in this tab and log in first.";
+  if (!window.isSecureContext) {
+    return "Browsers allow notifications only over https or on localhost.";
+  }
   const able = "serviceWorker" in navigator && "PushManager" in window && "Notification" in window;
-  return able ? "" : "This browser has no Web Push. On a phone, add this page to the home screen.";
+  return able ? "" : "This browser does not support Web Push. On an iPhone, add the dashboard "
+    + "to the home screen and open it from there.";
 }
 
 /** @param {ServiceWorkerRegistration} registration */
 async function subscribe(registration) {
   if (await Notification.requestPermission() !== "granted") {
-    throw new Error("The browser does not permit notifications. Permit them for this site first.");
+    throw new Error("Notifications are blocked. Allow them for this site in the browser, then "
+      + "try again.");
   }
   const { key } = await get("/v1/push/key");
   // One that was made with another key cannot be used.

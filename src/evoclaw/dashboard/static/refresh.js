@@ -1,7 +1,7 @@
 // @ts-check
 // Content that is loaded again when runs change, and every few seconds.
 
-import { replace } from "./dom.js";
+import { onAbort, replace, ticking } from "./dom.js";
 import { on } from "./live.js";
 import { failed, load } from "./components.js";
 
@@ -41,22 +41,23 @@ export async function refreshing(place, work, show, signal) {
     clearTimeout(soon);
     soon = setTimeout(again, AFTER_CHANGE_MS);
   }, signal);
-  const timer = setInterval(again, INTERVAL_MS);
-  signal.addEventListener("abort", () => {
-    clearTimeout(soon);
-    clearInterval(timer);
-  }, { once: true });
+  ticking(again, signal, INTERVAL_MS);
+  onAbort(signal, () => clearTimeout(soon));
 }
 
 /**
- * Replace the content; a link that has the focus keeps it.
+ * Replace the content; a link or a button that has the focus keeps it.
  * @param {HTMLElement} place @param {any} content
  */
 function redraw(place, content) {
   const active = document.activeElement;
-  const href = active && place.contains(active) ? active.getAttribute("href") : null;
+  const held = active && place.contains(active) ? identity(active) : "";
   replace(place, content);
-  if (href === null) return;
-  const found = [...place.querySelectorAll("a")].find((one) => one.getAttribute("href") === href);
-  found?.focus();
+  if (!held) return;
+  const same = [...place.querySelectorAll("a, button")].find((found) => identity(found) === held);
+  if (same instanceof HTMLElement) same.focus();
 }
+
+/** @param {Element} element */
+const identity = (element) => element.getAttribute("href") || element.getAttribute("aria-label")
+  || "";

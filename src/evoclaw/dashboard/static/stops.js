@@ -19,11 +19,11 @@ export const stopName = ({ kind, name }) => (name ? `${kind} ${name}` : NAMES[ki
  * @param {Api.StopView} stop
  */
 export async function release(stop) {
-  const sure = await confirmed(`Release ${stopName(stop)}?`, "It can continue at once.",
-    { action: "Release", tone: "primary" });
+  const sure = await confirmed(`Release ${stopName(stop)}?`,
+    "What was stopped may run again immediately.", { action: "Release", tone: "primary" });
   if (sure === null) return null;
   const { items } = await del(`/v1/stops/${encodeURIComponent(stop.kind)}`, { name: stop.name });
-  toast(`released: ${stopName(stop)}`);
+  toast(`Released: ${stopName(stop)}`);
   return items;
 }
 

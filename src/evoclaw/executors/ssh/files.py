@@ -14,6 +14,7 @@ import errno
 import os
 import posixpath
 import secrets
+import stat
 from typing import TYPE_CHECKING
 
 from evoclaw.core.errors import ConfigError, ToolFailure
@@ -85,8 +86,8 @@ class SshFiles:
         check_path(path)
         return SshWalk(self._ssh, path, self._folder)
 
-    async def write(self, path: str, data: bytes) -> None:
-        """Create or replace a regular file atomically; create its folders; keep its mode.
+    async def write(self, path: str, data: bytes, *, mode: int | None = None) -> None:
+        """Create or replace a regular file atomically; create its folders; set or keep its mode.
 
         It is durable if the server can sync files; SFTP has no way to sync a folder.
         """
@@ -94,7 +95,7 @@ class SshFiles:
         folder, name = await self._ssh.harmless(lambda sftp: self._place(sftp, path))
         # A separate task: cancelling the caller must not leave a draft behind.
         writing = asyncio.create_task(
-            self._ssh.once(lambda sftp: self._write(sftp, path, folder, name, data))
+            self._ssh.once(lambda sftp: self._write(sftp, path, folder, name, data, mode))
         )
         try:
             await asyncio.wait([writing])
@@ -221,7 +222,8 @@ class SshFiles:
     async def _stat(self, sftp: SFTPClient, path: str) -> FileStat:
         _, about = await self.real(sftp, path)
         shown = await self._shown(sftp, path)
-        return FileStat(shown, file_kind(about), about.size or 0, float(about.mtime or 0))
+        mode = None if about.permissions is None else stat.S_IMODE(about.permissions)
+        return FileStat(shown, file_kind(about), about.size or 0, float(about.mtime or 0), mode)
 
     async def _place(self, sftp: SFTPClient, path: str) -> tuple[str, str]:
         """The folder, reached without links, and the name to write in it."""
@@ -242,7 +244,13 @@ class SshFiles:
         return posixpath.join(root.path, above) if above else root.path, name
 
     async def _write(
-        self, sftp: SFTPClient, path: str, folder: str, name: str, data: bytes
+        self,
+        sftp: SFTPClient,
+        path: str,
+        folder: str,
+        name: str,
+        data: bytes,
+        mode: int | None,
     ) -> None:
         from asyncssh import SFTPError
 
@@ -252,7 +260,7 @@ class SshFiles:
             await self._go(sftp, folder, path, make=True)
             old = await _present(sftp, target, path)
             try:
-                await fill(sftp, draft, data, old)
+                await fill(sftp, draft, data, old, mode)
                 if await sftp.realpath(folder) != folder:
                     raise outside(path)
                 await sftp.posix_rename(draft, target)

@@ -44,20 +44,24 @@ async def make_folder(sftp: SFTPClient, path: str) -> None:
         return
 
 
-async def fill(sftp: SFTPClient, draft: str, data: bytes, old: SFTPAttrs | None) -> None:
-    """Write a new file, with the mode of the one it will replace."""
+async def fill(
+    sftp: SFTPClient, draft: str, data: bytes, old: SFTPAttrs | None, mode: int | None = None
+) -> None:
+    """Write a new file, with a given mode or that of the file it will replace."""
     from asyncssh import SFTPAttrs, SFTPOpUnsupported
 
-    mode = 0o666 if old is None else stat.S_IMODE(old.permissions or 0o600) & 0o777
+    if mode is None and old is not None:
+        mode = stat.S_IMODE(old.permissions or 0o600)
     # Not readable for others until it has its mode; exclusive creation follows no link.
-    attrs = SFTPAttrs() if old is None else SFTPAttrs(permissions=mode & 0o700 | 0o600)
+    attrs = SFTPAttrs() if mode is None else SFTPAttrs(permissions=mode & 0o700 | 0o600)
     file = await sftp.open(draft, "xb", attrs)
     try:
         if data:
             await file.write(data, 0)
         if old is not None:
             await _keep_owner(file, old)
-            await file.setstat(SFTPAttrs(permissions=mode))
+        if mode is not None:
+            await file.setstat(SFTPAttrs(permissions=mode & 0o777))
         try:
             await file.fsync()
         except SFTPOpUnsupported:

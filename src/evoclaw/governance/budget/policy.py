@@ -85,7 +85,8 @@ Threshold = tuple[str, int]
 class _PendingCall(Struct):
     """A judged call whose result is pending."""
 
-    request_id: str
+    reservation: str
+    """The id of what is reserved for it."""
     measured: CallUsage
     files: dict[str, bool]
     """The ids of its files, and whether this call was the first to reserve each."""
@@ -136,6 +137,8 @@ class RunBudget(Policy):
         self._counted_until = options.clock()
         self._calls: dict[str, _PendingCall] = {}
         """By call id."""
+        self._edited: set[str] = set()
+        """The ids of calls that a person edited: they may use more than the model asked for."""
         self._turn: tuple[str, dict[str, int], frozenset[Threshold]] | None = None
         """The requested reply: its id, what is reserved, the thresholds a person is asked about."""
         self._turn_started = False
@@ -157,18 +160,19 @@ class RunBudget(Policy):
         verdict = verdict_of(self._boundaries.check(call))
         if isinstance(verdict, Deny):
             return verdict
+        reservation = self._reservation_id(call)
         measured, seconds = estimate_usage(call), self._elapsed()
         if actions := self._actions(call):
             measured = CallUsage({**measured.amounts, **actions}, measured.files)
         wanted = {**measured.amounts, SECONDS: seconds}
         files = [file_id(self._root[-1], path) for path in measured.files]
         also = {id: (self._root, {FILES: 1}) for id in files} if files else NO_RESERVATIONS
-        found = await self._ledger.reserve(self.path, wanted, call.request_id, also=also)
+        found = await self._ledger.reserve(self.path, wanted, reservation, also=also)
         if isinstance(found, InsufficientFunds):
             return budget_denial(found)
         seconds = self._count_seconds(seconds, found.is_new)
         known = self._calls[call.id] = _PendingCall(
-            call.request_id, measured, {id: id in found.also for id in files}, seconds
+            reservation, measured, {id: id in found.also for id in files}, seconds
         )
         near, asked = self._near_limits(found.remaining_before)
         if isinstance(verdict, Ask) or not near or call.resumed:
@@ -232,9 +236,11 @@ class RunBudget(Policy):
                 pass
 
     def restore(self, records: Iterable[Record]) -> None:
-        """Restore the cost estimate from earlier records of a resumed run; counts nothing."""
+        """Restore what earlier records of a resumed run say about it; counts nothing."""
         for record in records:
             self._estimator.observe(record.event)
+            if isinstance(record.event, ApprovalAnswered):
+                self._note_edit(record.event)
 
     def start_call(self, call_id: str) -> None:
         """Count a judged call as started, for calls that have no records of their own."""
@@ -247,12 +253,11 @@ class RunBudget(Policy):
         if call is None:
             return
         if not call.started:
-            self._ledger.settle(call.request_id, {SECONDS: call.seconds})
-            for id in [id for id, first in call.files.items() if first]:
-                self._ledger.release(id)
+            self._ledger.settle(call.reservation, {SECONDS: call.seconds})
+            self._release_files(call)
             return
         real, changed = actual_usage(call.measured, result)
-        self._ledger.settle(call.request_id, real | {SECONDS: call.seconds}, self.path)
+        self._ledger.settle(call.reservation, real | {SECONDS: call.seconds}, self.path)
         for id, first in call.files.items():
             if changed:
                 self._ledger.settle(id, {FILES: 1}, self._root)
@@ -356,7 +361,32 @@ class RunBudget(Policy):
         self._counted_until += seconds / UNITS_PER_KIND[SECONDS]
         return seconds
 
+    def _reservation_id(self, call: Call) -> str:
+        """The id of what a call reserves; what an edited call reserved before is released."""
+        if call.id not in self._edited:
+            return call.request_id
+        before = self._calls.get(call.id)
+        if before is None:
+            # Perhaps reserved by the process that drove the run before.
+            self._ledger.release(call.request_id)
+        elif before.reservation == call.request_id:
+            del self._calls[call.id]
+            self._counted_until -= before.seconds / UNITS_PER_KIND[SECONDS]
+            self._ledger.release(before.reservation)
+            self._release_files(before)
+        return f"{call.request_id}.edited"
+
+    def _release_files(self, call: _PendingCall) -> None:
+        for id in [id for id, first in call.files.items() if first]:
+            self._ledger.release(id)
+
+    def _note_edit(self, event: ApprovalAnswered) -> None:
+        if event.arguments is not None:
+            self._edited.add(event.call_id)
+
     def _update_call(self, event: CallJudged | ApprovalAnswered | CallStarted) -> None:
+        if isinstance(event, ApprovalAnswered):
+            self._note_edit(event)
         call = self._calls.get(event.call_id)
         if call is None:
             return

@@ -18,7 +18,7 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON, is_array, is_object
 from evoclaw.core.toml import parse_toml
 from evoclaw.core.toml_entries import TomlEntry, append_entry, array_entries, replace_entry
-from evoclaw.transport.private_files import write_private
+from evoclaw.transport.private_files import EditedFile, edited_file
 
 T = TypeVar("T")
 TABLE = "agents"
@@ -60,18 +60,20 @@ class AgentDefinitionFile:
                 adds an agent.
             apply: Puts the file to use; if it raises `ConfigError`, the file is restored.
         """
-        return self._write(self._changed(name, text, sha256), apply)
+        with edited_file(self._path) as file:
+            return self._write(file, self._changed(name, text, sha256), apply)
 
     def remove(self, name: str, sha256: str, apply: Callable[[], T]) -> T:
         """Remove an agent; the arguments are those of `save`."""
-        text = self._text()
-        entry = self._find(text, name)
-        check_digest(name, None if entry is None else entry.text, sha256)
-        if entry is None:
-            raise DefinitionNotFound(f"{self._path.name} defines no agent {name!r}.")
-        changed = replace_entry(text, entry, "")
-        self._check(changed)
-        return self._write(changed, apply)
+        with edited_file(self._path) as file:
+            text = self._text()
+            entry = self._find(text, name)
+            check_digest(name, None if entry is None else entry.text, sha256)
+            if entry is None:
+                raise DefinitionNotFound(f"{self._path.name} defines no agent {name!r}.")
+            changed = replace_entry(text, entry, "")
+            self._check(changed)
+            return self._write(file, changed, apply)
 
     def _changed(self, name: str, text: str, sha256: str) -> str:
         """The file with another text of an agent, after every check."""
@@ -141,12 +143,12 @@ class AgentDefinitionFile:
         except (OSError, UnicodeDecodeError) as problem:
             raise ConfigError(f"cannot read {self._path}: {problem}") from None
 
-    def _write(self, changed: str, apply: Callable[[], T]) -> T:
-        """Replace the file and put it to use; a symbolic link stays one."""
-        path, before = self._path.resolve(), self._text()
-        write_private(path, changed.encode())
+    def _write(self, file: EditedFile, changed: str, apply: Callable[[], T]) -> T:
+        """Replace the file and put it to use; if that fails, restore it."""
+        before = file.content
+        file.replace(changed.encode())
         try:
             return apply()
         except ConfigError:
-            write_private(path, before.encode())
+            file.replace(before)
             raise

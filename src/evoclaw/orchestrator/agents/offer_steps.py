@@ -40,7 +40,7 @@ def fit_to_model(agent: Agent, model: str) -> Agent:
 
 @dataclass(frozen=True, slots=True)
 class AgentTools(OfferStep):
-    """Offers only the tools that the agent's definition names."""
+    """Offers only the tools that the agent's definition, or `--tools`, names."""
 
     names: frozenset[str]
 

@@ -31,6 +31,7 @@ from evoclaw.orchestrator.channels.inbound import (
     MessageState,
 )
 from evoclaw.orchestrator.channels.run_follower import FIRST_RETRY_DELAY_S, RunFollower
+from evoclaw.orchestrator.channels.status import ChannelView, ObservedChannel, channel_view
 from evoclaw.orchestrator.runs.requests import RunRequest
 from evoclaw.orchestrator.runs.requests import RunStatus as RunState
 from evoclaw.orchestrator.runs.runs import Runs
@@ -256,6 +257,14 @@ class ChannelDispatcher:
         """Deliver the pending answers of a channel now: it is connected again."""
         await self._store.retry_now(channel)
         self._deliveries[channel].wake()
+
+    async def views(self, tenant: str) -> Sequence[ChannelView]:
+        """The channels of a tenant that report their state."""
+        return [
+            await channel_view(channel, self._store)
+            for channel in self._channels.values()
+            if isinstance(channel, ObservedChannel) and channel.settings.tenant == tenant
+        ]
 
     async def dead_letters(self, tenant: str) -> Sequence[DeadLetter]:
         """A tenant's answers that could not be delivered, the newest first."""

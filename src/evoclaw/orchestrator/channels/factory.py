@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
-from msgspec import Struct
-
-from evoclaw.core.errors import ConfigError
 from evoclaw.orchestrator.channels.chat.approvals import ChatApprovals
 from evoclaw.orchestrator.channels.chat.channel import ChatChannel
 from evoclaw.orchestrator.channels.chat.discord import DiscordBot
@@ -15,6 +11,7 @@ from evoclaw.orchestrator.channels.chat.mail import MailAccount
 from evoclaw.orchestrator.channels.chat.matrix import MatrixAccount
 from evoclaw.orchestrator.channels.chat.messages import ChatService
 from evoclaw.orchestrator.channels.chat.pairing import ChannelPairing
+from evoclaw.orchestrator.channels.chat.receiver_lease import ReceiverLease
 from evoclaw.orchestrator.channels.chat.settings import CHAT_KINDS
 from evoclaw.orchestrator.channels.chat.slack import SlackApp
 from evoclaw.orchestrator.channels.chat.telegram import TelegramBot
@@ -22,6 +19,7 @@ from evoclaw.orchestrator.channels.dispatcher import Channel
 from evoclaw.orchestrator.channels.mqtt import MqttChannel
 from evoclaw.orchestrator.channels.settings import ChannelSettings, check_channels
 from evoclaw.orchestrator.channels.webhooks import WebhookChannel
+from evoclaw.orchestrator.service_credentials import read_secret
 from evoclaw.store.channels import ChannelStore
 from evoclaw.transport.link import Link
 
@@ -32,6 +30,7 @@ def build_channels(
     link: Callable[[], Link],
     store: ChannelStore,
     approvals: ChatApprovals,
+    lease_s: float | None = None,
 ) -> Sequence[Channel]:
     """Build all channels; raise `ConfigError` for one that cannot work.
 
@@ -41,6 +40,8 @@ def build_channels(
         link: Makes a new connection to the broker, for one channel.
         store: Where chat channels store how far they have read.
         approvals: Asks for approvals in conversations.
+        lease_s: Seconds after which another orchestrator receives the messages of a chat channel;
+            None if no other orchestrator uses the store.
     """
     check_channels(settings)
 
@@ -48,10 +49,11 @@ def build_channels(
         if channel.kind == "mqtt":
             return MqttChannel(channel, link())
         if channel.kind == "webhook":
-            secret = read_secret(channel.name, "secret", channel.webhook, env)
+            secret = read_secret(f"the channel {channel.name!r}", "secret", channel.webhook, env)
             return WebhookChannel(channel, secret.encode())
         pairing = ChannelPairing(channel.name, store)
-        return ChatChannel(channel, build_service(channel, env), store, approvals, pairing)
+        lease = None if lease_s is None else ReceiverLease(channel.name, store, lease_s)
+        return ChatChannel(channel, build_service(channel, env), store, approvals, pairing, lease)
 
     return [build(channel) for channel in settings]
 
@@ -61,7 +63,8 @@ def build_service(channel: ChannelSettings, env: Mapping[str, str]) -> ChatServi
     assert channel.kind in CHAT_KINDS
 
     def secret(name: str) -> str:
-        return read_secret(channel.name, name, getattr(channel, channel.kind), env)
+        table = getattr(channel, channel.kind)
+        return read_secret(f"the channel {channel.name!r}", name, table, env)
 
     builders: Mapping[str, Callable[[], ChatService]] = {
         "telegram": lambda: TelegramBot(channel.telegram, secret("token")),
@@ -71,28 +74,3 @@ def build_service(channel: ChannelSettings, env: Mapping[str, str]) -> ChatServi
         "email": lambda: MailAccount(channel.email, secret("password")),
     }
     return builders[channel.kind]()
-
-
-def read_secret(channel: str, name: str, settings: Struct, env: Mapping[str, str]) -> str:
-    """A secret of a channel, from its environment variable or its file.
-
-    Args:
-        channel: The name of the channel, for error messages.
-        name: The start of the names of the two settings.
-        settings: The table with the settings.
-        env: The environment variables.
-    """
-    path: Path | None = getattr(settings, f"{name}_file")
-    what = f"the {name.replace('_', ' ')} of the channel {channel!r}"
-    if path is None:
-        variable: str = getattr(settings, f"{name}_env")
-        found, where = env.get(variable, "").strip(), f"the environment variable {variable}"
-    else:
-        where = str(path)
-        try:
-            found = path.read_text().strip()
-        except (OSError, UnicodeDecodeError) as problem:
-            raise ConfigError(f"cannot read {what} in {where}: {problem}") from None
-    if not found:
-        raise ConfigError(f"{where} is empty; it must hold {what}")
-    return found

@@ -21,6 +21,7 @@ from evoclaw.orchestrator.channels.inbound import (
     Undelivered,
 )
 from evoclaw.orchestrator.channels.settings import ChannelSettings
+from evoclaw.orchestrator.channels.status import ChannelStatus
 from evoclaw.store.channels import GENERATED_ID_PREFIX
 from evoclaw.transport.link import Incoming, Link, LinkDown, TooLarge, Will
 from evoclaw.transport.mailboxes import InboxMessage, encode_outbox, read_inbox
@@ -50,7 +51,8 @@ class MqttChannel:
         """
         # An inbox message has no signed time: a broker or a bridge may deliver it again much later.
         self.name, self.replayable = settings.name, True
-        self._settings, self._link, self._clock = settings, link, clock
+        self.settings, self._link, self._clock = settings, link, clock
+        self.status = ChannelStatus("connecting", changed_at=clock())
         self._client_id = f"orchestrator-inbox-{token_hex(8)}"
         self._handler: ChannelDispatcher | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -92,6 +94,7 @@ class MqttChannel:
 
     async def connected(self) -> None:
         """Deliver pending answers."""
+        self.status = self.status.changed("connected", self._clock())
         self._spawn(self._deliver_now())
 
     async def _deliver_now(self) -> None:
@@ -102,8 +105,9 @@ class MqttChannel:
             self.counts["the store failed"] += 1  # the answers are delivered at their next retry
 
     def disconnected(self, reason: str) -> None:
-        """Count it; the link reconnects."""
+        """Record it; the link reconnects."""
         self.counts["disconnected"] += 1
+        self.status = self.status.changed("failed", self._clock(), problem=reason)
 
     def received(self, message: Incoming) -> None:
         """Read a message from an inbox, and dispatch it."""
@@ -125,26 +129,26 @@ class MqttChannel:
             self._spawn(self._refuse(agent, user, id_, problem.reason, str(problem)))
 
     def _inbound(self, agent: str, user: str, message: InboxMessage) -> InboundMessage:
-        known = self._settings.user_of(user)
+        known = self.settings.user_of(user)
         if known is None:
             raise MessageRefused(
                 "unknown_sender",
                 "you may not use this channel; ask the operator to add you to its senders",
             )
-        if self._settings.agent not in ("", agent):
+        if self.settings.agent not in ("", agent):
             raise MessageRefused(
-                "no_agent", f"this channel reaches only the agent {self._settings.agent!r}"
+                "no_agent", f"this channel reaches only the agent {self.settings.agent!r}"
             )
         return InboundMessage(
             self.name,
             message.message_id or self._generated_id(agent, user, message),
             user,
             message.message,
-            self._settings.tenant,
+            self.settings.tenant,
             known,
             agent,
             message.session,
-            self._settings.is_untrusted(user),
+            self.settings.is_untrusted(user),
         )
 
     def _generated_id(self, agent: str, user: str, message: InboxMessage) -> str:

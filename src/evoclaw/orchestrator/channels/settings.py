@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.orchestrator.channels.chat.settings import CHAT_KINDS, ChatTables, check_chat
+from evoclaw.orchestrator.service_credentials import check_secret
 from evoclaw.transport.topics import ID_RULE, is_agent_id
 
 SignatureScheme = Literal["evoclaw", "github", "slack"]
@@ -123,8 +124,7 @@ def _check_tables(where: str, channel: ChannelSettings) -> None:
 
 
 def _check_webhook(where: str, webhook: WebhookSettings) -> None:
-    if bool(webhook.secret_env) == (webhook.secret_file is not None):
-        raise ConfigError(f"{where}.webhook: set exactly one of secret_env and secret_file")
+    check_secret(f"{where}.webhook", "secret", webhook)
     url = webhook.callback_url
     if url and not url.startswith(("https://", "http://")):
         raise ConfigError(f"{where}.webhook: callback_url must start with https:// or http://")

@@ -25,6 +25,7 @@ from evoclaw.orchestrator.channels.inbound import (
 )
 from evoclaw.orchestrator.channels.settings import ChannelSettings, WebhookSettings
 from evoclaw.orchestrator.channels.signatures import MIN_SECRET_BYTES, WebhookSignatures
+from evoclaw.orchestrator.channels.status import ChannelStatus
 
 _INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 MAX_BODY_BYTES = 256 * 1024
@@ -92,7 +93,8 @@ class WebhookChannel:
                 f"{MIN_SECRET_BYTES} bytes, for example from `openssl rand -hex 32`"
             )
         webhook = settings.webhook
-        self.name, self._settings, self._clock = settings.name, settings, clock
+        self.name, self.settings, self._clock = settings.name, settings, clock
+        self.status = ChannelStatus("connecting", changed_at=clock())
         self._signatures = WebhookSignatures(webhook, secret)
         self._pointers = _pointers(webhook)
         if callback is None and webhook.callback_url:
@@ -110,6 +112,7 @@ class WebhookChannel:
     async def serve(self, handler: ChannelDispatcher) -> None:
         """Accept posted messages until cancelled."""
         self._handler = handler
+        self.status = self.status.changed("listening", self._clock())
         try:
             await asyncio.Event().wait()
         finally:
@@ -126,6 +129,7 @@ class WebhookChannel:
             return await self._post(headers, body)
         except MessageRefused as problem:
             self.counts[f"refused: {problem.reason}"] += 1
+            self.status = self.status.noted(str(problem), self._clock())
             raise
 
     async def _post(self, headers: Mapping[str, str], body: bytes) -> WebhookResponse:
@@ -136,7 +140,7 @@ class WebhookChannel:
             document: JSON = msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
             raise MessageRefused("unreadable", f"the body is not JSON: {problem}") from None
-        if self._settings.webhook.scheme == "slack" and (
+        if self.settings.webhook.scheme == "slack" and (
             resolve(document, "/type") == "url_verification"
         ):
             return WebhookResponse(
@@ -165,7 +169,7 @@ class WebhookChannel:
         await self._callback.post(body, self._signatures.headers(body, self._clock()))
 
     def _inbound(self, document: JSON, body: bytes) -> InboundMessage:
-        pointers, settings = self._pointers, self._settings
+        pointers, settings = self._pointers, self.settings
         sender = _as_key(resolve_text(document, pointers.sender))
         user = settings.user_of(sender) if sender else None
         if user is None:

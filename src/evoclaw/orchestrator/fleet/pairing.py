@@ -65,13 +65,17 @@ class EdgePairing:
         """`broker` returns our own broker; None while it does not run."""
         self._invitations, self._accounts, self._broker = invitations, accounts, broker
 
-    def invite(self, agent_id: str, lifetime_s: float, devices: Devices) -> JoinCredentials:
-        """Create a broker account whose token works once; `ConfigError` if the name is taken."""
+    async def invite(self, agent_id: str, lifetime_s: float, devices: Devices) -> JoinCredentials:
+        """Create a broker account whose token works once, from when this returns.
+
+        Raises `ConfigError` if the name is taken.
+        """
         broker = self._broker_for(agent_id)
         self._check_free(agent_id, devices)
         now = time.time()
         token = self._invitations.create(agent_id, lifetime_s, now)
         self._accounts.invite(agent_id, token, now + lifetime_s)
+        await self._accounts.wait_until_in_use()
         return JoinCredentials(
             broker.url,
             f"{agent_id}{TOKEN_SEPARATOR}{token}",
@@ -105,6 +109,7 @@ class EdgePairing:
         self._check_free(agent_id, devices)
         password = self._accounts.add(agent_id)
         await devices.invite(agent_id, time.time())
+        await self._accounts.wait_until_in_use()
         return BrokerCredentials(broker.url, agent_id, password, broker.ca_file)
 
     def _broker_for(self, agent_id: str) -> InvitingBroker:

@@ -10,17 +10,13 @@ from evoclaw.orchestrator.notifications.messages import NotificationSender
 from evoclaw.orchestrator.notifications.mqtt import MqttSender
 from evoclaw.orchestrator.notifications.ntfy import NtfySender
 from evoclaw.orchestrator.notifications.push_subscriptions import PushSubscriptions
-from evoclaw.orchestrator.notifications.settings import (
-    NotifierKind,
-    NotifySettings,
-    check_url,
-    read_secret,
-)
+from evoclaw.orchestrator.notifications.settings import NotifierKind, NotifySettings
 from evoclaw.orchestrator.notifications.slack import SlackSender
 from evoclaw.orchestrator.notifications.smtp import EmailSender
 from evoclaw.orchestrator.notifications.telegram import TelegramSender
 from evoclaw.orchestrator.notifications.webhook import WebhookSender
 from evoclaw.orchestrator.notifications.webpush import WebPushSender
+from evoclaw.orchestrator.service_credentials import check_url, read_secret
 
 
 def build_senders(
@@ -49,7 +45,8 @@ def _sender(
     notifier: NotifySettings, env: Mapping[str, str], subscriptions: PushSubscriptions | None
 ) -> NotificationSender:
     def secret(key: str) -> str:
-        return read_secret(notifier.name, key, getattr(notifier, notifier.kind), env)
+        table = getattr(notifier, notifier.kind)
+        return read_secret(f"the notifier {notifier.name!r}", key, table, env)
 
     def secret_url() -> str:
         url = secret("url")

@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
 
 from evoclaw.core.errors import ConfigError
+from evoclaw.orchestrator.service_credentials import check_secret, check_url
 from evoclaw.transport.address import parse_url
 from evoclaw.transport.topics import ID_RULE, is_agent_id
 
@@ -238,12 +238,12 @@ def _check_ntfy(where: str, notifier: NotifySettings) -> None:
             f"{where}.ntfy: topic must have 1 to 64 letters, digits, _ or -; choose one that "
             "cannot be guessed"
         )
-    _check_secret(f"{where}.ntfy", "token", notifier.ntfy, optional=True)
+    check_secret(f"{where}.ntfy", "token", notifier.ntfy, optional=True)
 
 
 def _check_webhook(where: str, notifier: NotifySettings) -> None:
     check_url(f"{where}.webhook: url", notifier.webhook.url)
-    _check_secret(f"{where}.webhook", "secret", notifier.webhook)
+    check_secret(f"{where}.webhook", "secret", notifier.webhook)
 
 
 def _check_telegram(where: str, notifier: NotifySettings) -> None:
@@ -253,15 +253,15 @@ def _check_telegram(where: str, notifier: NotifySettings) -> None:
             f"{where}.telegram: chat_id must be the number of a chat, in quotes, or the @name of a "
             "channel; see the guide about notifications"
         )
-    _check_secret(f"{where}.telegram", "token", notifier.telegram)
+    check_secret(f"{where}.telegram", "token", notifier.telegram)
 
 
 def _check_slack(where: str, notifier: NotifySettings) -> None:
-    _check_secret(f"{where}.slack", "url", notifier.slack)
+    check_secret(f"{where}.slack", "url", notifier.slack)
 
 
 def _check_discord(where: str, notifier: NotifySettings) -> None:
-    _check_secret(f"{where}.discord", "url", notifier.discord)
+    check_secret(f"{where}.discord", "url", notifier.discord)
 
 
 def _check_webpush(where: str, notifier: NotifySettings) -> None:
@@ -289,7 +289,7 @@ def _check_email(where: str, notifier: NotifySettings) -> None:
                 raise ConfigError(f"{where}.email: {key}: {address!r} is not a mail address")
     if not email.to:
         raise ConfigError(f"{where}.email: to is empty; list the addresses that get the mails")
-    _check_secret(f"{where}.email", "password", email, optional=not email.user)
+    check_secret(f"{where}.email", "password", email, optional=not email.user)
     if email.security == "none" and email.user:
         raise ConfigError(
             f"{where}.email: security = 'none' would send the password unencrypted; use starttls"
@@ -306,7 +306,7 @@ def _check_mqtt(where: str, notifier: NotifySettings) -> None:
         raise ConfigError(f"{where}.mqtt: url: {problem}") from None
     if not mqtt.topic or re.search(r"[+#\x00-\x1f]", mqtt.topic):
         raise ConfigError(f"{where}.mqtt: topic must be a topic without + and #")
-    _check_secret(f"{where}.mqtt", "password", mqtt, optional=True)
+    check_secret(f"{where}.mqtt", "password", mqtt, optional=True)
     if mqtt.ca_file is not None and address.tls is None:
         raise ConfigError(f"{where}.mqtt: ca_file is for mqtts:// addresses; change url")
 
@@ -322,43 +322,3 @@ _CHECKS: Mapping[str, Callable[[str, NotifySettings], None]] = {
     "webpush": _check_webpush,
 }
 """By kind; those that are not here have no settings."""
-
-
-def _check_secret(where: str, name: str, settings: Struct, *, optional: bool = False) -> None:
-    given = [bool(getattr(settings, f"{name}_{kind}")) for kind in ("env", "file")]
-    if all(given) or not (any(given) or optional):
-        raise ConfigError(f"{where}: set exactly one of {name}_env and {name}_file")
-
-
-def check_url(where: str, url: str) -> None:
-    """Raise `ConfigError` unless a text is an HTTP URL without credentials."""
-    try:
-        parts = urlsplit(url)
-        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        valid, parts = False, urlsplit("")
-    if not valid:
-        raise ConfigError(f"{where} must start with https:// or http:// and name a host")
-    if parts.username or parts.password:
-        raise ConfigError(f"{where} may not contain a password; use the settings for secrets")
-
-
-def read_secret(notifier: str, name: str, settings: Struct, env: Mapping[str, str]) -> str:
-    """A secret from its environment variable or its file; empty if neither is set."""
-    variable: str = getattr(settings, f"{name}_env")
-    path: Path | None = getattr(settings, f"{name}_file")
-    if not variable and path is None:
-        return ""
-    if path is None:
-        found, where = env.get(variable, ""), f"the environment variable {variable}"
-    else:
-        where = str(path)
-        try:
-            found = path.read_text()
-        except (OSError, UnicodeDecodeError) as problem:
-            raise ConfigError(
-                f"cannot read the {name} of the notifier {notifier!r} in {where}: {problem}"
-            ) from None
-    if not found.strip():
-        raise ConfigError(f"{where} is empty; it must hold the {name} of the notifier {notifier!r}")
-    return found.strip()

@@ -41,8 +41,8 @@ class WebPushSender:
         chosen = {target: found[target]} if target in found else {} if target else found
         if not chosen:
             raise Undelivered(
-                "no browser is subscribed: open the dashboard, Settings, and choose "
-                "'Notify me on this device'",
+                "no browser is subscribed: open the dashboard, Settings, Notifications, and turn "
+                "on notifications for a device",
                 final=True,
             )
         problems: list[Undelivered] = []

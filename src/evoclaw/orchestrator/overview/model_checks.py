@@ -67,21 +67,24 @@ class ModelChecks:
     async def check(self, model: str) -> ModelCheck:
         """Send a model one short request."""
         async with self._one_at_a_time:
-            provider, started_at = self._provider_of(model), time.monotonic()
-            problem = text = ""
-            try:
-                async with asyncio.timeout(CHECK_TIMEOUT_S):
-                    text = await _reply(provider)
-            except TimeoutError:
-                problem = f"The model did not answer in {CHECK_TIMEOUT_S:.0f} seconds."
-            except EvoClawError as error:
-                problem = str(error)
-            seconds = round(time.monotonic() - started_at, 3)
-            found = ModelCheck(
-                provider.model, not problem, problem, text[:MAX_SHOWN_CHARS], seconds, self._clock()
-            )
+            found = await check_provider(self._provider_of(model), self._clock)
             self._last[model] = found
             return found
+
+
+async def check_provider(provider: Provider, clock: Callable[[], float] = time.time) -> ModelCheck:
+    """Send the model of a provider one short request."""
+    started_at, problem, text = time.monotonic(), "", ""
+    try:
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
+            text = await _reply(provider)
+    except TimeoutError:
+        problem = f"The model did not answer in {CHECK_TIMEOUT_S:.0f} seconds."
+    except EvoClawError as error:
+        problem = str(error)
+    seconds = round(time.monotonic() - started_at, 3)
+    shown = text[:MAX_SHOWN_CHARS]
+    return ModelCheck(provider.model, not problem, problem, shown, seconds, clock())
 
 
 async def _reply(provider: Provider) -> str:

@@ -160,7 +160,8 @@ class RunSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     slow_watcher: _PositiveInt = 1_000
     """Records that a watcher may lag behind before it is dropped."""
     lease_s: Annotated[float, Meta(gt=0, le=3_600)] = 10.0
-    """Seconds without a heartbeat after which another orchestrator takes over a run."""
+    """Seconds without a heartbeat after which another orchestrator takes over a run, or receives
+    the messages of a chat channel."""
     look_s: Annotated[float, Meta(gt=0, le=3_600)] = 1.0
     """Seconds between two polls of the store for changes by other processes."""
     drain_s: Annotated[float, Meta(ge=0, le=86_400)] = 30.0

@@ -1,4 +1,4 @@
-"""Undo: takes back what a run changed in files, by one call of `undo` on each machine.
+"""Undoes the file changes of a run, by one call of `undo` on each machine.
 
 Each call is a run of its own, under the agent's policies: judged, recorded and signed like a write.
 """
@@ -55,7 +55,7 @@ class MachineChanges(Struct, frozen=True):
 
 
 class UndoPlan(Struct, frozen=True):
-    """What can be taken back of a run, and what cannot."""
+    """What can be undone of a run, and what cannot."""
 
     machines: tuple[MachineChanges, ...]
     left: tuple[str, ...]
@@ -83,15 +83,19 @@ class UndoResult(Struct, frozen=True):
     """How undoing a run ended."""
 
     run_id: str
-    """The run whose changes were taken back."""
+    """The run whose changes were undone."""
     machines: tuple[UndoneMachine, ...]
     """Empty if the run changed no files."""
     left: tuple[str, ...] = ()
-    """What cannot be taken back: commands that ran, messages that were sent, and so on."""
+    """What cannot be undone: commands that ran, messages that were sent, and so on."""
 
 
-def plan_undo(records: Iterable[Record]) -> UndoPlan:
-    """What the records of runs say about file changes."""
+def plan_undo(records: Iterable[Record], *, local: bool = False) -> UndoPlan:
+    """What the records of runs say about file changes.
+
+    Those of a `local` run, of `evoclaw run`, may also name changes whose before-images are kept on
+    the machine of the run; that machine has the name "".
+    """
     tools: dict[str, Tool] = {}
     started: dict[tuple[str, str], CallStarted] = {}
     calls: dict[str, dict[str, None]] = {}
@@ -107,7 +111,9 @@ def plan_undo(records: Iterable[Record]) -> UndoPlan:
                 start = started.get((record.run_id, result.call_id))
                 if start is None:
                     continue
-                for machine, call_id, changed in _changes(start, result):
+                for machine, call_id, changed in _changes(
+                    record.run_id, start, result, local=local
+                ):
                     calls.setdefault(machine, {})[call_id] = None
                     paths.setdefault(machine, {}).update(dict.fromkeys(changed))
                 if text := _not_undoable(start, result, tools):
@@ -118,17 +124,24 @@ def plan_undo(records: Iterable[Record]) -> UndoPlan:
     return UndoPlan(tuple(machines), tuple(left))
 
 
-def _changes(start: CallStarted, result: ToolResult) -> Iterable[tuple[str, str, Sequence[str]]]:
+def _changes(
+    run_id: str, start: CallStarted, result: ToolResult, *, local: bool
+) -> Iterable[tuple[str, str, Sequence[str]]]:
     """The machine, the call id and the files of each change that a result names."""
     entries = result.details.get("changes")
-    if start.machine in ("", SERVICE_MACHINE) or not is_array(entries):
-        return  # only edges keep before-images: anything else was not said by one
+    on_edge = start.machine not in ("", SERVICE_MACHINE)
+    if not (on_edge or local) or not is_array(entries):
+        return  # the service keeps no before-images: anything else was not said by an edge
     for entry in entries:
         if not is_object(entry):
             continue
-        machine = entry.get("agent", result.details.get("agent"))
+        machine = entry.get("agent", result.details.get("agent")) if on_edge else None
         call_id, changed = entry.get("call"), entry.get("paths")
-        if isinstance(machine, str) and isinstance(call_id, str) and is_array(changed):
+        if not isinstance(call_id, str) or not is_array(changed):
+            continue
+        if machine is None and local and call_id.startswith(f"{run_id}."):
+            machine = ""  # of this run: a tool cannot name the changes of another one
+        if isinstance(machine, str):
             yield machine, call_id, [path for path in changed if isinstance(path, str)]
 
 
@@ -154,7 +167,7 @@ def _not_undoable(start: CallStarted, result: ToolResult, tools: dict[str, Tool]
 
 
 async def undo_run(runs: Runs, principal: Principal, view: RunView) -> UndoResult:
-    """Take back the file changes of a run and its sub-runs; wait until that ends or waits.
+    """Undo the file changes of a run and its sub-runs; wait until that ends or waits.
 
     Raises `RunNotEnded`, or `AlreadyUndone`.
     """

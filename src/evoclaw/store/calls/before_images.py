@@ -84,9 +84,11 @@ class BeforeImages:
     def _put(self, name: str, data: bytes, *, replace: bool = False) -> bool:
         path = self._folder / name
         with self._lock:
-            if path.exists() and not replace:
-                os.utime(path, (self._clock(), self._clock()))
-                return True
+            if not replace:
+                # Another process may delete it as expired at any time.
+                with suppress(FileNotFoundError):
+                    os.utime(path, (self._clock(), self._clock()))
+                    return True
             try:
                 self._write(path, self._cipher.seal(data))
             except OSError as problem:

@@ -506,7 +506,8 @@ class Journal:
             else:
                 set_result(write.future, result)
         if self._sync is not None:
-            self._sync.committed(len(batch), unsynced)
+            alone = len(batch) == 1 and not self._running
+            self._sync.committed(len(batch), unsynced, alone=alone)
         else:
             for future, result in unsynced:
                 set_result(future, result)

@@ -122,15 +122,24 @@ def _add(connection: Connection, *values: object) -> bool:
 ADD_RECEIPT = Procedure(
     name="add_receipt",
     sqlite=_add,
+    # ON CONFLICT writes one more record to the WAL.
     postgres=f"""
 BEGIN
     INSERT INTO receipts ({COLUMNS})
-    VALUES (a->>0, a->>1, (a->>2)::bigint, a->>3, a->>4, a->>5, a->>6, a->>7, (a->>8)::float8,
-        decode(a->>9, 'base64'), decode(a->>10, 'base64'), a->>11)
-    ON CONFLICT (agent_id, hash, request_id, flaw) DO NOTHING;
+    SELECT a->>0, a->>1, (a->>2)::bigint, a->>3, a->>4, a->>5, a->>6, a->>7, (a->>8)::float8,
+        decode(a->>9, 'base64'), decode(a->>10, 'base64'), a->>11
+    WHERE NOT EXISTS (SELECT 1 FROM receipts WHERE agent_id = a->>0 AND hash = a->>3
+        AND request_id = a->>5 AND flaw = a->>11);
     RETURN to_jsonb(FOUND);
+EXCEPTION WHEN unique_violation THEN
+    RETURN to_jsonb(false);
 END
 """,
+)
+# Receipts arrive in the order of their times.
+POSTGRES_AGES = (
+    "DROP INDEX receipts_came",
+    "CREATE INDEX receipts_ages ON receipts USING brin (at) WITH (autosummarize = on)",
 )
 SCHEMA = Schema(
     "receipt book",
@@ -156,7 +165,9 @@ SCHEMA = Schema(
         ),
         # Bodies that are compressed by the other columns: older versions cannot read them.
         (),
+        (),
     ),
+    postgres_migrations=(None, None, POSTGRES_AGES),
     checksummed=(("receipts", ("body", "signature")), ("meta", ("value",))),
     procedures=(ADD_RECEIPT,),
 )

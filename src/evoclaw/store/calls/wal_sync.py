@@ -8,9 +8,11 @@ log is also copied into the file here, because that waits for the disk, too.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +22,8 @@ from typing import Any
 from evoclaw.store.databases.database import StoreError
 from evoclaw.store.databases.sqlite_file import companion_path, connect
 
+FAST_SYNC_S = 0.0005
+"""Seconds of a sync that takes no longer than to wake a thread for it and to be woken again."""
 MAX_UNSYNCED_S = 0.25
 """Seconds after which a commit that no caller waits for is synced."""
 CHECKPOINT_WRITES = 300
@@ -44,6 +48,8 @@ class WalSync:
         self._timer: asyncio.TimerHandle | None = None
         self._problem: OSError | None = None
         self._writes = 0
+        self._last_s = math.inf
+        """How long the last sync took."""
         self.count = 0
         """How often the disk was waited for."""
         self._requests: SimpleQueue[bool] = SimpleQueue()
@@ -58,18 +64,25 @@ class WalSync:
         self.committed(0, [(future, None)])
         await future
 
-    def committed(self, writes: int, waiting: Sequence[tuple[asyncio.Future[Any], Any]]) -> None:
+    def committed(
+        self,
+        writes: int,
+        waiting: Sequence[tuple[asyncio.Future[Any], Any]],
+        *,
+        alone: bool = False,
+    ) -> None:
         """Note a commit: it is synced now if a caller waits for that, else a moment later.
 
         Args:
             writes: How many writes it has.
             waiting: Futures, and the results that they get when it is on the disk.
+            alone: Whether nothing else is going on: then a fast disk is waited for right here.
         """
         self._writes += writes
         self._waiting += waiting
         self._is_unsynced = True
         if self._waiting and not self._is_running:
-            self._start()
+            self._start(here=alone and self._is_fast)
         elif self._timer is None:
             self._timer = self._loop.call_later(MAX_UNSYNCED_S, self._due)
 
@@ -91,12 +104,19 @@ class WalSync:
         elif self._is_unsynced:
             self.committed(0, ())
 
-    def _start(self) -> None:
+    @property
+    def _is_fast(self) -> bool:
+        return self._last_s <= FAST_SYNC_S and self._writes < CHECKPOINT_WRITES
+
+    def _start(self, *, here: bool = False) -> None:
         self._is_unsynced = False
         self._syncing, self._waiting = self._waiting, []
         self._is_running = True
         self.count += 1
-        self._requests.put(True)
+        if here:
+            self._synced(self._sync())
+        else:
+            self._requests.put(True)
 
     def _synced(self, problem: OSError | None) -> None:
         self._is_running = False
@@ -134,8 +154,10 @@ class WalSync:
 
     def _sync(self) -> OSError | None:
         if self._problem is None:
+            started = time.perf_counter()
             try:
                 _sync_file(self._file)
+                self._last_s = time.perf_counter() - started
             except OSError as problem:
                 # The kernel forgets what was not written: a repetition would succeed.
                 self._problem = problem

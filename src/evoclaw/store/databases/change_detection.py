@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any, TypeAlias
 
 from evoclaw.store.databases.database import Connection, Database
+from evoclaw.store.sessions.statements import IS_SHOWN
 
 CommitMark: TypeAlias = tuple[int, str]
 """A value that differs after every commit, of this or another process."""
@@ -19,7 +20,7 @@ _COMMIT_MARK_SQL = {
 }
 _RUN_STATUS_SQL = (
     "SELECT id, CASE WHEN epoch > 0 THEN 1 ELSE 0 END, stop, turns, calls, tokens_in, tokens_out, "
-    "cost, ended_at FROM runs WHERE tenant = ? "
+    f"cost, ended_at FROM runs WHERE tenant = ? AND {IS_SHOWN} "
 )
 _NEWEST_RUNS_SQL = f"{_RUN_STATUS_SQL} ORDER BY seq DESC LIMIT ?"
 _OPEN_RUNS_SQL = f"{_RUN_STATUS_SQL} AND stop IS NULL ORDER BY seq DESC LIMIT ?"

@@ -104,9 +104,12 @@ DECLARE
 {variables}
 BEGIN
     server_time := extract(epoch FROM clock_timestamp());
-    INSERT INTO step_writers AS w VALUES (writer, number, server_time)
-    ON CONFLICT (name) DO UPDATE SET batch = excluded.batch, at = excluded.at
-    WHERE w.batch < excluded.batch;
+    -- ON CONFLICT is for the first batch alone: it writes one more record to the WAL.
+    UPDATE step_writers AS w SET batch = number, at = server_time
+    WHERE w.name = writer AND w.batch < number;
+    IF NOT FOUND THEN
+        INSERT INTO step_writers VALUES (writer, number, server_time) ON CONFLICT (name) DO NOTHING;
+    END IF;
     IF NOT FOUND THEN
         -- It was committed before, and its answer was lost.
         SELECT r.answers INTO answers FROM step_answers r

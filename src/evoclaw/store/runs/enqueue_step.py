@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 from evoclaw.store.databases.database import Connection
 from evoclaw.store.databases.steps import Procedure
 from evoclaw.store.runs.claims import IS_OPEN
-from evoclaw.store.runs.session_steps import SESSION_FUNCTIONS
+from evoclaw.store.runs.session_steps import DECLARE_SESSION, SESSION_FUNCTIONS
 from evoclaw.store.sessions.statements import REQUEST_COLUMN, run_by_id
 
 KEY_LOCKED = "busy"
-"""The outcome if another process is storing a run with the same key: ask again."""
+"""The outcome if another process is storing the same run, session or key: ask again."""
 Enqueued: TypeAlias = Sequence[Any]
 """The outcome, the id of an existing run, and the epoch if the new one is claimed."""
 FIND_KEY = "SELECT digest, run_id FROM queue_keys WHERE tenant = ? AND owner = ? AND key = ?"
@@ -110,10 +110,7 @@ ENQUEUE = Procedure(
     name="enqueue",
     sqlite=_enqueue,
     functions=SESSION_FUNCTIONS,
-    postgres=f"""
-DECLARE
-    v_tenant text := a->>0;
-    v_session text := a->>1;
+    postgres=f"""{DECLARE_SESSION}
     v_run text := a->>2;
     v_has_key boolean := jsonb_typeof(a->3) = 'array';
     v_is_new boolean := jsonb_typeof(a->4) = 'array';
@@ -173,26 +170,32 @@ BEGIN
             SELECT 1 FROM runs WHERE tenant = v_tenant AND session_id = v_session AND {IS_OPEN}
         );
     END IF;
-    INSERT INTO runs (tenant, id, session_id, asked, parent_run, root_run, background, began_at,
-        label, {REQUEST_COLUMN}, owner, epoch, holder, lease_until)
-    VALUES (v_tenant, v_run, v_session, decode(a->7->>0, 'base64'), '', v_run, 0,
-        (a->7->>1)::float8, a->7->>2, decode(a->7->>3, 'base64'), a->7->>4,
-        CASE WHEN v_claimed THEN 1 ELSE 0 END, CASE WHEN v_claimed THEN a->8->>0 ELSE '' END,
-        CASE WHEN v_claimed THEN (a->8->>1)::float8 END)
-    ON CONFLICT (tenant, id) DO NOTHING;
-    IF NOT FOUND THEN
-        RETURN jsonb_build_array('same', v_run, 0);
-    END IF;
-    IF v_is_new THEN
-        INSERT INTO sessions (tenant, id, owner, parent, agent, session)
-        VALUES (v_tenant, v_session, a->4->>0, a->4->>1, a->4->>2, decode(a->4->>3, 'base64'))
-        ON CONFLICT (tenant, id) DO NOTHING;
-    END IF;
-    IF v_has_key THEN
-        INSERT INTO queue_keys
-        VALUES (v_tenant, a->3->>0, a->3->>1, a->3->>2, v_run, (a->>9)::float8)
-        ON CONFLICT (tenant, owner, key) DO UPDATE SET run_id = excluded.run_id, at = excluded.at;
-    END IF;
+    -- ON CONFLICT would write one more record to the WAL for each row.
+    BEGIN
+        INSERT INTO runs (tenant, id, session_id, asked, parent_run, root_run, background,
+            began_at, label, {REQUEST_COLUMN}, owner, epoch, holder, lease_until)
+        VALUES (v_tenant, v_run, v_session, decode(a->7->>0, 'base64'), '', v_run, 0,
+            (a->7->>1)::float8, a->7->>2, decode(a->7->>3, 'base64'), a->7->>4,
+            CASE WHEN v_claimed THEN 1 ELSE 0 END, CASE WHEN v_claimed THEN a->8->>0 ELSE '' END,
+            CASE WHEN v_claimed THEN (a->8->>1)::float8 END);
+        IF v_is_new THEN
+            INSERT INTO sessions (tenant, id, owner, parent, agent, session)
+            SELECT v_tenant, v_session, a->4->>0, a->4->>1, a->4->>2, decode(a->4->>3, 'base64')
+            WHERE NOT EXISTS (
+                SELECT 1 FROM sessions WHERE tenant = v_tenant AND id = v_session);
+        END IF;
+        IF v_known IS NOT NULL THEN
+            UPDATE queue_keys SET run_id = v_run, at = (a->>9)::float8
+            WHERE tenant = v_tenant AND owner = a->3->>0 AND key = a->3->>1;
+            v_has_key := NOT FOUND;
+        END IF;
+        IF v_has_key THEN
+            INSERT INTO queue_keys
+            VALUES (v_tenant, a->3->>0, a->3->>1, a->3->>2, v_run, (a->>9)::float8);
+        END IF;
+    EXCEPTION WHEN unique_violation THEN
+        RETURN jsonb_build_array('{KEY_LOCKED}', '', 0);
+    END;
     IF v_claimed THEN
         RETURN jsonb_build_array('new', '', 1);
     END IF;

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from evoclaw.store.databases.steps import Procedure
 from evoclaw.store.runs.claims import IS_OPEN, RESUMABLE
-from evoclaw.store.runs.session_steps import SESSION_FUNCTIONS, postgres_only
+from evoclaw.store.runs.session_steps import DECLARE_SESSION, SESSION_FUNCTIONS, postgres_only
 from evoclaw.store.sessions.statements import run_by_id
 
-CLAIM_OF_JOB = Procedure(
-    name="claim_of_job",
-    sqlite=postgres_only,
-    functions=SESSION_FUNCTIONS,
-    postgres=f"""
-DECLARE
-    v_tenant text := a->>0;
-    v_session text := a->>1;
+
+def _job_step(name: str, postgres: str) -> Procedure:
+    return Procedure(
+        name=name, sqlite=postgres_only, functions=SESSION_FUNCTIONS, postgres=postgres
+    )
+
+
+CLAIM_OF_JOB = _job_step(
+    "claim_of_job",
+    f"""{DECLARE_SESSION}
     v_job bigint := (a->>2)::bigint;
     v_run text;
     v_epoch bigint;
@@ -40,14 +42,9 @@ BEGIN
 END
 """,
 )
-RELEASE_RUN = Procedure(
-    name="release_run",
-    sqlite=postgres_only,
-    functions=SESSION_FUNCTIONS,
-    postgres=f"""
-DECLARE
-    v_tenant text := a->>0;
-    v_session text := a->>1;
+RELEASE_RUN = _job_step(
+    "release_run",
+    f"""{DECLARE_SESSION}
     v_run text := a->>2;
     v_job bigint;
 BEGIN
@@ -71,14 +68,9 @@ BEGIN
 END
 """,
 )
-RESUME_RUN = Procedure(
-    name="resume_run",
-    sqlite=postgres_only,
-    functions=SESSION_FUNCTIONS,
-    postgres=f"""
-DECLARE
-    v_tenant text := a->>0;
-    v_session text := a->>1;
+RESUME_RUN = _job_step(
+    "resume_run",
+    f"""{DECLARE_SESSION}
 BEGIN
     UPDATE runs SET holder = '{RESUMABLE}', lease_until = 0
     WHERE {run_by_id("v_tenant", "a->>2")} AND stop = 'waiting' AND holder = '';
@@ -89,11 +81,9 @@ BEGIN
 END
 """,
 )
-OFFER_JOB = Procedure(
-    name="offer_job",
-    sqlite=postgres_only,
-    functions=SESSION_FUNCTIONS,
-    postgres="""
+OFFER_JOB = _job_step(
+    "offer_job",
+    """
 BEGIN
     PERFORM step_offer_session(a->>0, a->>1, (a->>2)::float8, a->>3);
     RETURN NULL;

@@ -13,6 +13,11 @@ from evoclaw.store.runs.claims import IS_OPEN
 
 TASK_NAME = "drive"
 """The name of the procrastinate task."""
+DECLARE_SESSION = """
+DECLARE
+    v_tenant text := a->>0;
+    v_session text := a->>1;"""
+"""The start of a step whose first two arguments name a session."""
 # A waiting run continues when it is answered, or when its holder is dead. A sub-run is driven by
 # its parent, unless it was claimed separately.
 CAN_CONTINUE = "(holder <> '' OR (stop IS NULL AND parent_run = ''))"

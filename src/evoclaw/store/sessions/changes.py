@@ -1,4 +1,4 @@
-"""Renames, branches and deletes sessions, each in one transaction."""
+"""Renames, branches and deletes sessions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from evoclaw.core.messages import Message
 from evoclaw.store.databases.database import Connection, seal_blob
 from evoclaw.store.databases.steps import Step
 from evoclaw.store.sessions import statements
-from evoclaw.store.sessions.delete_steps import DELETE_SESSION, session_lock
+from evoclaw.store.sessions.delete_steps import (
+    DELETE_SESSION,
+    MAX_RUNS_AT_ONCE,
+    delete_hidden,
+    session_lock,
+)
 from evoclaw.store.sessions.sessions import Session, SessionStore
 
 
@@ -70,10 +75,19 @@ class DeletedSessions(Struct, frozen=True):
 async def delete_session(store: SessionStore, session_id: str) -> DeletedSessions | None:
     """Delete a session and its descendants, with their runs, records and messages.
 
+    All of it is gone at once for every reader; the rows of very many runs are deleted in batches.
+
     Returns:
         What was deleted; None if one of the runs has not ended, and so nothing was.
     """
     lock = session_lock(store.tenant, session_id)
-    step = Step(DELETE_SESSION, (store.tenant, session_id), lock=lock)
+    step = Step(DELETE_SESSION, (store.tenant, session_id, MAX_RUNS_AT_ONCE), lock=lock)
     found = await store.database.apply(step)
-    return None if found is None else DeletedSessions(*map(tuple, found))
+    if found is None:
+        return None
+    sessions, runs = found
+    if runs is None:
+        runs = list[str]()
+        for id_ in sessions:
+            runs += await delete_hidden(store.database, store.tenant, id_)
+    return DeletedSessions(tuple(sessions), tuple(runs))

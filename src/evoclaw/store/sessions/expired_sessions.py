@@ -20,8 +20,11 @@ from evoclaw.store.databases.steps import Step
 from evoclaw.store.sessions.delete_steps import (
     DELETE_EXPIRED_SESSION,
     EXPIRED,
+    HIDDEN,
     IN_USE,
     KEPT,
+    MAX_RUNS_AT_ONCE,
+    delete_hidden,
     session_lock,
 )
 
@@ -140,7 +143,7 @@ class ExpiredSessions:
                 self._seq = int(seen[-1][0])
 
     async def _delete_expired(self, keys: Iterable[SessionKey], before: float) -> list[SessionKey]:
-        """Delete the expired ones of a batch, each in one step."""
+        """Delete the expired ones of a batch."""
         batch = sorted(keys)
 
         def work(connection: Connection) -> list[tuple[SessionKey, Any]]:
@@ -159,9 +162,12 @@ class ExpiredSessions:
     async def _delete_if_expired(self, key: SessionKey, row: Any, before: float) -> str:
         # The row number too: another session may have got the same id meanwhile.
         seq, blob = row
-        values = (*key, seq, self._created_at(blob), before)
+        values = (*key, seq, self._created_at(blob), before, MAX_RUNS_AT_ONCE)
         step = Step(DELETE_EXPIRED_SESSION, values, lock=session_lock(*key))
-        return await self._database.apply(step)
+        state = await self._database.apply(step)
+        if state == HIDDEN:
+            await delete_hidden(self._database, *key)
+        return EXPIRED if state == HIDDEN else state
 
     async def _read(self, statement: str, *values: object) -> list[Any]:
         return await self._database.read(lambda c: c.execute(statement, values).fetchall())

@@ -22,6 +22,7 @@ from evoclaw.store.databases.database import (
     Connection,
     DamagedStore,
     Database,
+    StoreError,
     Work,
     open_blob,
     seal_blob,
@@ -48,8 +49,13 @@ from evoclaw.store.sessions.tables import (
     StoredRun,
 )
 
+_IS_BEING_DELETED = "SELECT 1 FROM deleted_sessions WHERE tenant = ? AND id = ?"
 _SESSION_DECODER = msgspec.json.Decoder(Session)
 _MESSAGE_DECODER: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
+
+
+def _being_deleted(session_id: str) -> StoreError:
+    return StoreError(f"session {session_id!r} is being deleted; use another one")
 
 
 def _check_epoch(run_id: str, epoch: int | None, higher: int) -> None:
@@ -97,7 +103,10 @@ class SessionStore:
         await self.database.close()
 
     async def create(self, session: Session) -> Session:
-        """Store a session; an existing one with that id is returned unchanged."""
+        """Store a session; an existing one with that id is returned unchanged.
+
+        Raises `StoreError` if one with that id is still being deleted.
+        """
         return await self.database.write(self.create_work(session))
 
     def create_work(self, session: Session) -> Work[Session]:
@@ -110,6 +119,8 @@ class SessionStore:
         )
 
         def work(connection: Connection) -> Session:
+            if connection.execute(_IS_BEING_DELETED, values[:2]).fetchone():
+                raise _being_deleted(new.id)
             connection.execute(put, values)
             return self.find_session(connection, new.id) or new
 
@@ -220,7 +231,9 @@ class SessionStore:
 
         def work(connection: Connection) -> StoredRun:
             connection.execute(put, values)
-            (found,) = self._runs(connection, "AND id = ?", run_id)
+            found = self.find_run(connection, run_id)
+            if found is None:
+                raise _being_deleted(session_id)
             return found
 
         return work
@@ -302,7 +315,7 @@ class SessionStore:
             f"SELECT {statements.RUN_COLUMNS} FROM runs WHERE tenant = ? AND ended_at IS NOT NULL "
             "AND ended_at >= ? AND parent_run = '' AND stop <> 'waiting' "
             "AND (stop NOT IN ('completed', 'cancelled') OR ended_at - began_at >= ?) "
-            "ORDER BY ended_at LIMIT ?"
+            f"AND {statements.IS_SHOWN} ORDER BY ended_at LIMIT ?"
         )
         values = (self.tenant, since, long_s, limit)
         rows = await self.database.read(lambda c: c.execute(statement, values).fetchall())
@@ -532,7 +545,10 @@ class SessionStore:
         return SessionSummary(session, None if row is None else self._run(row), count)
 
     def _runs(self, connection: Connection, condition: str, value: str) -> list[StoredRun]:
-        statement = f"SELECT {statements.RUN_COLUMNS} FROM runs WHERE tenant = ? {condition}"
+        statement = (
+            f"SELECT {statements.RUN_COLUMNS} FROM runs WHERE tenant = ? {condition} "
+            f"AND {statements.IS_SHOWN}"
+        )
         rows = connection.execute(statement, (self.tenant, value)).fetchall()
         return [self._run(row) for row in rows]
 

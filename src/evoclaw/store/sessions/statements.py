@@ -11,6 +11,11 @@ RUN_COLUMNS = (
     "epoch, holder, lease_until, owner, "
     "(SELECT s.agent FROM sessions s WHERE s.tenant = runs.tenant AND s.id = runs.session_id)"
 )
+IS_SHOWN = (
+    "NOT EXISTS (SELECT 1 FROM deleted_sessions d "
+    "WHERE d.tenant = runs.tenant AND d.id = runs.session_id)"
+)
+"""The condition for a run whose session is not being deleted: see `delete_steps`."""
 STATE_CONDITIONS = {
     "": "",
     "open": "AND stop IS NULL",
@@ -50,7 +55,7 @@ def select_runs(
     conditions = " ".join(condition for wanted, condition in chosen if wanted)
     return (
         f"SELECT {RUN_COLUMNS} FROM runs WHERE tenant = ?1 {conditions} {STATE_CONDITIONS[state]} "
-        f"ORDER BY {seq} DESC LIMIT ?"
+        f"AND {IS_SHOWN} ORDER BY {seq} DESC LIMIT ?"
     )
 
 

@@ -14,7 +14,11 @@ from evoclaw.core.labels import CLEAN, LOCAL_PRINCIPAL, Label
 from evoclaw.core.messages import Message
 from evoclaw.store.databases.database import Schema, StoreError
 from evoclaw.store.sessions.append_step import APPEND
-from evoclaw.store.sessions.delete_steps import DELETE_EXPIRED_SESSION, DELETE_SESSION
+from evoclaw.store.sessions.delete_steps import (
+    DELETE_EXPIRED_SESSION,
+    DELETE_HIDDEN_SESSION,
+    DELETE_SESSION,
+)
 from evoclaw.store.sessions.question_steps import ANSWER_QUESTION, ASK_QUESTION
 from evoclaw.store.sessions.questions import QUESTION_TABLES
 
@@ -123,6 +127,12 @@ TOOL_LIST_TABLES = (
         PRIMARY KEY (tenant, digest)
     ) STRICT, WITHOUT ROWID""",
 )
+DELETED_SESSION_TABLES = (
+    # Sessions that are deleted in several steps: see `delete_steps`.
+    """CREATE TABLE deleted_sessions (
+        tenant TEXT NOT NULL, id TEXT NOT NULL, PRIMARY KEY (tenant, id)
+    ) STRICT, WITHOUT ROWID""",
+)
 SCHEMA = Schema(
     "session store",
     (
@@ -131,6 +141,7 @@ SCHEMA = Schema(
         TOOL_LIST_TABLES,
         # Values that are compressed with a dictionary: older versions cannot read them.
         (),
+        DELETED_SESSION_TABLES,
     ),
     postgres_migrations=(
         None,
@@ -154,6 +165,7 @@ SCHEMA = Schema(
         ANSWER_QUESTION,
         DELETE_SESSION,
         DELETE_EXPIRED_SESSION,
+        DELETE_HIDDEN_SESSION,
     ),
 )
 

@@ -46,6 +46,11 @@ SCHEMA = Schema(
                 PRIMARY KEY (tenant, name)
             ) STRICT, WITHOUT ROWID""",
         ),
+        # For the runs that ended longest ago.
+        (
+            "CREATE INDEX workflow_runs_ended ON workflow_runs (ended_at, seq) "
+            "WHERE ended_at IS NOT NULL",
+        ),
     ),
     checksummed=(("workflow_runs", ("plan", "outcome")), ("workflow_events", ("event",))),
     sealed=True,

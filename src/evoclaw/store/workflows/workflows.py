@@ -53,6 +53,17 @@ SCHEDULE_KEY_PREFIX = "schedule:"
 """The prefix of the key of a scheduled workflow run."""
 
 
+PRUNE_BATCH_RUNS, PRUNE_BATCH_EVENTS = 50, 2_000
+"""Workflow runs, and events of all of them, that are deleted in one transaction: a run with more
+events is deleted alone."""
+# Without those of a stored parent: an open workflow reads the end of its children, and would start
+# a child again that it does not find. So the outermost one of several goes first.
+OLD_WORKFLOWS = """
+SELECT w.tenant, w.id, w.head FROM workflow_runs w
+WHERE w.ended_at < ? AND NOT EXISTS (
+    SELECT 1 FROM workflow_runs p WHERE p.tenant = w.tenant AND p.id = w.parent)
+ORDER BY w.ended_at, w.seq LIMIT ?
+"""
 IS_DUE = """
 SELECT 1 FROM workflow_runs
 WHERE due <= ?1 AND ended_at IS NULL AND (holder IS NULL OR lease_until <= ?1) LIMIT 1
@@ -226,6 +237,29 @@ class WorkflowStore:
         """Of all tenants: release the leases of dead processes; only if no other is alive."""
         change = "UPDATE workflow_runs SET holder = NULL WHERE holder IS NOT NULL"
         await self._database.write(lambda c: c.execute(change))
+
+    async def prune(self, before: float) -> int:
+        """Of all tenants: delete the workflow runs that ended before a time, in batches; how many.
+
+        What a workflow started is kept until the workflow itself is deleted.
+        """
+
+        def work(connection: Connection) -> int:
+            keys, events, old = list[tuple[str, str]](), 0, (before, PRUNE_BATCH_RUNS)
+            for tenant, id_, head in connection.execute(OLD_WORKFLOWS, old).fetchall():
+                events += head
+                if keys and events > PRUNE_BATCH_EVENTS:
+                    break
+                keys.append((tenant, id_))
+            delete_events = "DELETE FROM workflow_events WHERE tenant = ? AND workflow_id = ?"
+            connection.executemany(delete_events, keys)
+            connection.executemany("DELETE FROM workflow_runs WHERE tenant = ? AND id = ?", keys)
+            return len(keys)
+
+        deleted = 0
+        while count := await self._database.write(work):
+            deleted += count
+        return deleted
 
     async def next_due(self) -> float | None:
         """Of all tenants: when the next workflow run can be leased; None if none is due."""

@@ -13,6 +13,7 @@ from evoclaw.core.messages import JSON
 from evoclaw.orchestrator.channels.chat.channel import REFUSAL_TEXT, ChatChannel
 from evoclaw.orchestrator.channels.chat.settings import TelegramBotSettings
 from evoclaw.orchestrator.channels.settings import ChannelSettings
+from evoclaw.orchestrator.channels.status import channel_view
 from evoclaw.providers.scripted import ScriptStep, calls, says
 from tests.support.channels import ChannelHarness, open_channel_harness
 from tests.support.fake_telegram import ANN, EVE, TOKEN, FakeTelegram, fake_telegram, too_many
@@ -234,8 +235,39 @@ async def test_a_photo_is_passed_on_and_another_file_is_named(tmp_path: Path) ->
 async def test_a_wrong_token_is_reported_and_the_channel_keeps_trying(
     tmp_path: Path,
 ) -> None:
-    async with kitchen(tmp_path, token="110201543:wrong-token-of-nobody") as (_, _, channel):
+    wrong = "110201543:wrong-token-of-nobody"
+    async with kitchen(tmp_path, token=wrong) as (_, made, channel):
         await until(lambda: channel.status.state == "failed")
         assert channel.status.problem == (
             "Telegram refused the token (status 401); copy it again from @BotFather"
         )
+        view = await channel_view(channel, made.letters)
+        assert view.fix == (
+            "Correct the environment variable TOKEN, check with `evoclaw channels test phone`, "
+            "then restart the service."
+        )
+        assert view.last_problem == view.problem
+
+
+async def test_the_state_of_a_channel_says_what_to_do_next(tmp_path: Path) -> None:
+    async with kitchen(tmp_path, senders=()) as (fake, made, channel):
+        await until(lambda: channel.status.state == "connected")
+        since = channel.status.changed_at
+        view = await channel_view(channel, made.letters)
+        assert view.fix.endswith("Run `evoclaw channels pair phone`.")
+
+        code = await channel.pairing.new_code("bob")
+        await fake.write(f"/pair {code}", EVE)
+        await fake.wait_sent(1)
+        view = await channel_view(channel, made.letters)
+        assert (view.fix, view.paired, view.account) == ("", {str(EVE): "bob"}, "@cook_bot")
+        assert (view.state, view.changed_at) == ("connected", since)
+
+
+async def test_a_channel_whose_service_is_unreachable_reconnects_by_itself(tmp_path: Path) -> None:
+    nothing = FakeTelegram(url="http://127.0.0.1:9")
+    async with kitchen(tmp_path, telegram=nothing) as (_, made, channel):
+        await until(lambda: channel.status.state == "failed")
+        view = await channel_view(channel, made.letters)
+        assert "cannot be reached" in view.problem
+        assert view.fix.startswith("The channel reconnects by itself.")

@@ -13,10 +13,10 @@ function copyOf(element) {
   return button("Copy", async () => {
     try {
       await navigator.clipboard.writeText(element.textContent || "");
-      toast("copied");
+      toast("Copied");
     } catch {
       getSelection()?.selectAllChildren(element);
-      toast("Selected. Copy it with the keyboard.");
+      toast("Selected. Press Ctrl+C or ⌘C to copy it.");
     }
   }, { tone: "plain tiny", label: "Copy the code" });
 }

@@ -31,7 +31,7 @@ export const isOutside = (address) => outside(address) !== null;
  */
 export function outsideLink(address) {
   const url = outside(address);
-  if (!url) throw new Error("this address may not be opened");
+  if (!url) throw new Error("Only http, https and mailto links can be opened.");
   const link = /** @type {HTMLAnchorElement} */ (h("a", { class: "outside", target: "_blank",
     rel: "noopener noreferrer", referrerpolicy: "no-referrer", title: url.href }));
   link.href = url.href;

@@ -153,7 +153,7 @@ function leaf(part, into) {
  * @param {HTMLElement} into
  */
 function image(part, into) {
-  const text = `image: ${part.content || "without a description"}`;
+  const text = `image: ${part.content || "no description"}`;
   const address = part.attrGet("src") || "";
   if (into.closest("a") || !isOutside(address)) return [h("span", null, text)];
   const link = outsideLink(address);

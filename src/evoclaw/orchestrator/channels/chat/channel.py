@@ -7,9 +7,6 @@ import logging
 import time
 from collections import Counter
 from contextlib import aclosing
-from typing import Literal
-
-from msgspec import Struct
 
 from evoclaw.core.errors import EvoClawError
 from evoclaw.orchestrator.channels.chat.approvals import ChatApprovals
@@ -21,8 +18,10 @@ from evoclaw.orchestrator.channels.chat.messages import (
     ChatService,
     ConversationMessage,
     OutgoingMessage,
+    ServiceError,
 )
 from evoclaw.orchestrator.channels.chat.pairing import ChannelPairing
+from evoclaw.orchestrator.channels.chat.receiver_lease import ReceiverLease
 from evoclaw.orchestrator.channels.chat.splitting import split_text
 from evoclaw.orchestrator.channels.dispatcher import ChannelDispatcher
 from evoclaw.orchestrator.channels.inbound import (
@@ -33,6 +32,7 @@ from evoclaw.orchestrator.channels.inbound import (
     Undelivered,
 )
 from evoclaw.orchestrator.channels.settings import ChannelSettings
+from evoclaw.orchestrator.channels.status import ChannelStatus, ConnectionState
 from evoclaw.orchestrator.log_throttle import LogThrottle, repeat_suffix
 from evoclaw.store.channels import ChannelStore
 
@@ -49,17 +49,6 @@ MAX_REFUSALS = 1_000
 MAX_TEXT_CHARS = 64 * 1024
 
 
-class ChannelStatus(Struct, frozen=True):
-    """The connection of a channel."""
-
-    state: Literal["connecting", "connected", "failed"]
-    account: str = ""
-    """The name of the bot or the address of the mailbox, once it is known."""
-    problem: str = ""
-    """Why the last attempt failed; stays until the channel is connected."""
-    changed_at: float = 0.0
-
-
 class ChatChannel:
     """One bot or mailbox."""
 
@@ -72,6 +61,7 @@ class ChatChannel:
         store: ChannelStore,
         approvals: ChatApprovals,
         pairing: ChannelPairing,
+        lease: ReceiverLease | None = None,
     ) -> None:
         """Prepare to serve.
 
@@ -81,9 +71,11 @@ class ChatChannel:
             store: Where the position in the stream of messages is stored.
             approvals: Asks for approvals, and takes the answers.
             pairing: Adds senders by a one-time code.
+            lease: Needed to receive messages, if several orchestrators share the store.
         """
         self.name, self._settings, self._service = settings.name, settings, service
         self._store, self._approvals, self.pairing = store, approvals, pairing
+        self._lease = lease
         self.status = ChannelStatus("connecting", changed_at=store.clock())
         self.counts: Counter[str] = Counter()
         """Messages that were refused, and failures, by reason."""
@@ -105,8 +97,8 @@ class ChatChannel:
             while True:
                 started = time.monotonic()
                 try:
-                    await self._receive(handler)
-                    wait_s = 0.0  # the service wants a new connection
+                    await self._receive_alone(handler)
+                    wait_s = 0.0  # the service wants a new connection, or the lease was lost
                 except Undelivered as problem:
                     self._failed(problem)
                     wait_s = max(delay_s, min(problem.retry_after or 0.0, MAX_RETRY_DELAY_S))
@@ -115,6 +107,8 @@ class ChatChannel:
                     self.counts["the store failed"] += 1
                     self._failed(problem)
                     wait_s = delay_s
+                if wait_s:
+                    await self._release()  # another orchestrator may reach the service
                 lasted = time.monotonic() - started > STABLE_CONNECTION_S
                 delay_s = FIRST_RETRY_DELAY_S if lasted else min(MAX_RETRY_DELAY_S, 2 * delay_s)
                 await asyncio.sleep(wait_s)
@@ -123,6 +117,7 @@ class ChatChannel:
                 task.cancel()
             if self._typing:
                 await asyncio.wait(self._typing.values())
+            await self._release()
             await self._service.aclose()
 
     async def send(self, message: InboundMessage, answer: ChannelAnswer) -> None:
@@ -163,6 +158,20 @@ class ChatChannel:
             ]
         return found
 
+    async def _receive_alone(self, handler: ChannelDispatcher) -> None:
+        """Receive messages while no other orchestrator does."""
+        if self._lease is None:
+            await self._receive(handler)
+            return
+        if not await self._lease.try_acquire():
+            self._changed("standby", account=self.status.account)
+            await self._lease.acquire()
+        await self._lease.hold(self._receive(handler))
+
+    async def _release(self) -> None:
+        if self._lease is not None:
+            await self._lease.release()
+
     async def _receive(self, handler: ChannelDispatcher) -> None:
         if not self.status.account:
             self._changed("connecting", account=await self._service.check())
@@ -170,7 +179,7 @@ class ChatChannel:
         async with aclosing(self._service.receive(cursor)) as batches:
             async for batch in batches:
                 if self.status.state != "connected":
-                    self._changed("connected", account=self.status.account)
+                    self._changed("connected")
                     logger.info("channel %s: connected as %s", self.name, self.status.account)
                 for event in batch.events:
                     await self._handle(handler, event)
@@ -300,18 +309,22 @@ class ChatChannel:
             await asyncio.sleep(self._service.typing_interval_s)
 
     def _failed(self, problem: EvoClawError) -> None:
-        self._changed("failed", account=self.status.account, problem=str(problem))
+        rejected = isinstance(problem, ServiceError) and problem.is_login
+        self._changed("failed", problem=str(problem), is_login=rejected)
         if count := self._throttle.count(str(problem)):
             logger.warning("channel %s: %s%s", self.name, problem, repeat_suffix(count))
 
     def _changed(
         self,
-        state: Literal["connecting", "connected", "failed"],
+        state: ConnectionState,
         *,
         account: str = "",
         problem: str = "",
+        is_login: bool = False,
     ) -> None:
-        self.status = ChannelStatus(state, account, problem, self._store.clock())
+        self.status = self.status.changed(
+            state, self._store.clock(), account=account, problem=problem, is_login=is_login
+        )
 
 
 def _first_line(text: str) -> str:

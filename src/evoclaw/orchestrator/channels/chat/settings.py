@@ -5,11 +5,11 @@ from __future__ import annotations
 import ipaddress
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
 
 from evoclaw.core.errors import ConfigError
+from evoclaw.orchestrator.service_credentials import check_secret, check_url
 
 _Port = Annotated[int, Meta(ge=0, le=65_535)]
 MailSecurity = Literal["starttls", "tls", "none"]
@@ -124,9 +124,9 @@ def check_chat(where: str, kind: str, tables: ChatTables) -> None:
         return
     table = getattr(tables, kind)
     check_service_url(f"{where}.{kind}: url", table.url)
-    check_one_secret(f"{where}.{kind}", "token", table)
+    check_secret(f"{where}.{kind}", "token", table)
     if kind == "slack":
-        check_one_secret(f"{where}.slack", "app_token", table)
+        check_secret(f"{where}.slack", "app_token", table)
 
 
 def _check_mailbox(where: str, mailbox: MailboxSettings) -> None:
@@ -141,28 +141,13 @@ def _check_mailbox(where: str, mailbox: MailboxSettings) -> None:
                 f"{where}: {key}_security = 'none' would send the password unencrypted; "
                 "use starttls or tls"
             )
-    check_one_secret(where, "password", mailbox)
-
-
-def check_one_secret(where: str, name: str, settings: Struct) -> None:
-    """Raise `ConfigError` unless a secret has exactly one source."""
-    given = [bool(getattr(settings, f"{name}_{kind}")) for kind in ("env", "file")]
-    if sum(given) != 1:
-        raise ConfigError(f"{where}: set exactly one of {name}_env and {name}_file")
+    check_secret(where, "password", mailbox)
 
 
 def check_service_url(where: str, url: str) -> None:
     """Raise `ConfigError` for a URL that a token may not be sent to."""
-    try:
-        parts = urlsplit(url)
-        host, valid = parts.hostname or "", parts.scheme in ("http", "https") and parts.port != 0
-    except ValueError:
-        host, valid, parts = "", False, urlsplit("")
-    if not (valid and host):
-        raise ConfigError(f"{where} must start with https:// and name a host")
-    if parts.username or parts.password:
-        raise ConfigError(f"{where} may not contain a password; use the settings for secrets")
-    if parts.scheme == "http" and not _is_private(host):
+    parts = check_url(where, url)
+    if parts.scheme == "http" and not _is_private(parts.hostname or ""):
         raise ConfigError(
             f"{where} must use https: http would send the token unencrypted; it is allowed only "
             "for localhost and for private addresses"

@@ -5,8 +5,8 @@ import { del, get, post } from "../../api.js";
 import { h, oneLine, replace } from "../../dom.js";
 import { duration, money } from "../../format.js";
 import { may } from "../../live.js";
-import { badge, busy, button, confirmed, empty, facts, failed, field, runBadge, table, toast,
-  when } from "../../components.js";
+import { badge, busy, button, confirmed, empty, facts, failed, field, missingScope, runBadge,
+  table, toast, when } from "../../components.js";
 import { DefinitionEditor, mayEdit } from "../../definition_editor.js";
 import { refreshing } from "../../refresh.js";
 import { agentTemplate, flowLinks, limitsOf, machineOf, toolsOf } from "./facts.js";
@@ -77,22 +77,22 @@ function runForm(name, signal) {
 
 /** @param {HTMLElement} place @param {string} name @param {AbortSignal} signal */
 function showHistory(place, name, signal) {
-  if (!may("runs:read")) return replace(place, empty("Your token cannot see runs."));
+  if (!may("runs:read")) return replace(place, missingScope("see runs", "runs:read"));
   return refreshing(place, () => get("/v1/runs", { agent: name, limit: HISTORY_LIMIT }, { signal }),
     (/** @type {any} */ { items }) => (items.length ? table(`runs of ${name}`, COLUMNS, items)
-      : empty("It has not run yet.")), signal);
+      : empty("This agent has not run yet.")), signal);
 }
 
 /** @type {{title: string, number?: boolean, cell: (run: any) => any}[]} */
 const COLUMNS = [
-  { title: "message", cell: (run) => h("a", { href: `#/runs/${encodeURIComponent(run.run_id)}` },
-    oneLine(run.asked || "(nothing)", 80)) },
-  { title: "state", cell: runBadge },
-  { title: "started", cell: (run) => when(run.began_at) },
-  { title: "took", number: true, cell: (run) =>
+  { title: "Message", cell: (run) => h("a", { href: `#/runs/${encodeURIComponent(run.run_id)}` },
+    oneLine(run.asked || "(no message)", 80)) },
+  { title: "State", cell: runBadge },
+  { title: "Started", cell: (run) => when(run.began_at) },
+  { title: "Took", number: true, cell: (run) =>
     (run.ended_at ? duration(run.ended_at - run.began_at) : "–") },
-  { title: "cost", number: true, cell: (run) => money(run.cost === undefined ? 0 : run.cost) },
-  { title: "session", cell: (run) =>
+  { title: "Cost", number: true, cell: (run) => money(run.cost === undefined ? 0 : run.cost) },
+  { title: "Session", cell: (run) =>
     h("a", { href: `#/chat/${encodeURIComponent(run.session_id)}` }, "open") },
 ];
 
@@ -122,7 +122,7 @@ function definition(name, path, signal, saved) {
 
 /** @param {string} name @param {() => any} create */
 function builtIn(name, create) {
-  return empty(`${name} is built in: the settings file does not define it.`,
+  return empty(`${name} is built in. To change it, define it in the settings file.`,
     mayEdit() && button("Define it in the settings file", create));
 }
 
@@ -130,11 +130,11 @@ function builtIn(name, create) {
 async function remove(name, path, editor) {
   if (!editor.sha256) return toast(`${name} is not in the settings file.`, "bad");
   const sure = await confirmed(`Delete the agent ${name}?`, "It is removed from the settings file. "
-    + "Its sessions and runs stay. The first remaining agent answers where none is named.",
+    + "Its sessions and runs are kept. Requests that name no agent go to the first one left.",
   { action: "Delete" });
   if (sure === null) return null;
   await del(path, { sha256: editor.sha256 });
-  toast(`deleted: agent ${name}`);
+  toast(`Deleted agent ${name}`);
   location.hash = "#/agents";
   return null;
 }

@@ -5,7 +5,7 @@ import { get } from "../../api.js";
 import { h, oneLine, replace } from "../../dom.js";
 import { count } from "../../format.js";
 import { may } from "../../live.js";
-import { button, empty, table, when } from "../../components.js";
+import { button, missingScope, table, when } from "../../components.js";
 import { DefinitionEditor, mayEdit, nameForm } from "../../definition_editor.js";
 import { refreshing } from "../../refresh.js";
 import { showAgent } from "./agent.js";
@@ -19,14 +19,14 @@ export const title = "Agents";
  */
 export async function mount(root, args, signal) {
   if (!may("agents:invoke")) {
-    return replace(root, empty("Your token cannot see agents: it lacks 'agents:invoke'."));
+    return replace(root, missingScope("see agents", "agents:invoke"));
   }
   if (args[0]) return showAgent(root, args[0], signal);
   const list = h("section", { "aria-label": "Agents" }), fresh = h("section");
   const open = () => newAgent(fresh, signal);
   replace(root, h("div", { class: "row between" },
-    h("p", { class: "soft" }, "An agent is a definition: its model, prompt, tools and limits. "
-      + "The first one answers where no agent is named."),
+    h("p", { class: "soft" }, "An agent is a model with a prompt, tools and limits. "
+      + "Requests that name no agent go to the first one."),
     mayEdit() && button("New agent", open, { tone: "primary" })), fresh, list);
   return refreshing(list, () => everything(signal), shown, signal);
 }
@@ -48,16 +48,16 @@ const shown = (agents) => table("agents", COLUMNS, agents);
 
 /** @type {{title: string, number?: boolean, cell: (agent: any) => any}[]} */
 const COLUMNS = [
-  { title: "agent", cell: (agent) => [h("a", { href: agentLink(agent.name) }, agent.name),
+  { title: "Agent", cell: (agent) => [h("a", { href: agentLink(agent.name) }, agent.name),
     agent.description && h("div", { class: "small soft" }, oneLine(agent.description, 90))] },
-  { title: "model", cell: (agent) => agent.model || "the default" },
-  { title: "tools", cell: (agent) => oneLine(toolsOf(agent), 60) },
-  { title: "machine", cell: machineOf },
-  { title: "limits", cell: limitsOf },
-  { title: "used by", cell: (agent) => (agent.flows.length ? h("span", null,
+  { title: "Model", cell: (agent) => agent.model || "default" },
+  { title: "Tools", cell: (agent) => oneLine(toolsOf(agent), 60) },
+  { title: "Machine", cell: machineOf },
+  { title: "Limits", cell: limitsOf },
+  { title: "Used by", cell: (agent) => (agent.flows.length ? h("span", null,
     flowLinks(agent.flows)) : "–") },
-  { title: "runs", number: true, cell: (agent) => count(agent.ran?.runs || 0) },
-  { title: "last run", cell: (agent) => when(agent.ran?.last_at) },
+  { title: "Runs", number: true, cell: (agent) => count(agent.ran?.runs || 0) },
+  { title: "Last run", cell: (agent) => when(agent.ran?.last_at) },
 ];
 
 /** @param {HTMLElement} place @param {AbortSignal} signal */

@@ -9,15 +9,15 @@ export const agentLink = (name) => `#/agents/${encodeURIComponent(name)}`;
 
 /** Where an agent's tools run, in words. @param {any} agent */
 export function machineOf({ on: edge }) {
-  if (!edge) return "the session's";
-  return { any: "any with the tool", "*": "each by name" }[/** @type {string} */ (edge)] || edge;
+  if (!edge) return "chosen by the session";
+  return { any: "any with the tool", "*": "named per call" }[/** @type {string} */ (edge)] || edge;
 }
 
 /** What an agent may use, in words. @param {any} agent */
 export function toolsOf({ tools, capabilities }) {
   if (!capabilities.length) return "none";
   if (tools) return tools.join(", ") || "none";
-  return capabilities.includes("*") ? "all" : `those for ${capabilities.join(", ")}`;
+  return capabilities.includes("*") ? "all" : `all that need only ${capabilities.join(", ")}`;
 }
 
 /** The limits of an agent's runs, in words. @param {any} agent */

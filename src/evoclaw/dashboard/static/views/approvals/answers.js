@@ -45,9 +45,9 @@ function question(one, human) {
     h("fieldset", { disabled: !human },
       h("legend", null, h("span", { class: "said" }, visible(one.text))),
       picks.map((pick, index) => h("label", { class: "check" }, pick, options[index])),
-      words && field(options.length ? "or in your own words" : "your answer", words)),
+      words && field(options.length ? "Or in your own words" : "Your answer", words)),
     h("footer", { class: "row" }, human && send, h("span", { class: "soft small" },
-      "asked in ", runLink(one.run_id))));
+      "Asked in ", runLink(one.run_id))));
   return card;
 }
 
@@ -62,14 +62,14 @@ export function standing(place, signal, human) {
   const again = () => load(place, ask, show, signal);
   /** @type {Column<Api.ApprovalView>[]} */
   const columns = [
-    { title: "tool", cell: (row) => (row.tool ? h("code", null, row.tool) : "–") },
-    { title: "agent", cell: (row) => row.agent || "–" },
-    { title: "covers", cell: (row) => (row.standing === "session" ? row.covers
-      : "this one call, not run yet") },
-    { title: "by", cell: (row) => row.answered_by },
-    { title: "since", cell: (row) => when(row.answered_at) },
-    { title: "used", number: true, cell: (row) => some(row.uses || 0, "time") },
-    { title: "from", cell: (row) => (row.run_id ? runLink(row.run_id) : "–") },
+    { title: "Tool", cell: (row) => (row.tool ? h("code", null, row.tool) : "–") },
+    { title: "Agent", cell: (row) => row.agent || "–" },
+    { title: "Covers", cell: (row) => (row.standing === "session" ? row.covers
+      : "only this call, which has not run yet") },
+    { title: "By", cell: (row) => row.answered_by },
+    { title: "Since", cell: (row) => when(row.answered_at) },
+    { title: "Used", number: true, cell: (row) => some(row.uses || 0, "time") },
+    { title: "From", cell: (row) => (row.run_id ? runLink(row.run_id) : "–") },
   ];
   if (human) {
     columns.push({ title: "", cell: (row) => button("Withdraw", async () => {
@@ -81,7 +81,7 @@ export function standing(place, signal, human) {
   /** @param {Api.ApprovalView[]} rows */
   const show = (rows) => (rows.length
     ? table("approvals in force", columns, rows)
-    : h("p", { class: "soft small" }, "Nothing is approved for a session or a step."));
+    : h("p", { class: "soft small" }, "No approvals are in force."));
   return again();
 }
 
@@ -89,14 +89,14 @@ const ANSWERS = lookup({ once: ["good", "once"], session: ["good", "session"],
   deny: ["bad", "denied"], expired: ["quiet", "expired"] });
 /** @type {Column<Api.JsonObject<any>>[]} */
 const PAST = [
-  { title: "when", cell: (row) => when(row.at) },
-  { title: "tool", cell: (row) => h("code", null, row.tool || "–") },
-  { title: "agent", cell: (row) => row.agent_id },
-  { title: "answer", cell: (row) => answerBadge(row.decision) },
-  { title: "reason", cell: (row) => row.reason || "–" },
-  { title: "arguments", cell: (row) => (row.parameters
-    ? fold("show", () => argumentList(row.parameters)) : "–") },
-  { title: "run", cell: (row) => (row.run_id ? runLink(row.run_id) : "–") },
+  { title: "When", cell: (row) => when(row.at) },
+  { title: "Tool", cell: (row) => h("code", null, row.tool || "–") },
+  { title: "Agent", cell: (row) => row.agent_id },
+  { title: "Answer", cell: (row) => answerBadge(row.decision) },
+  { title: "Reason", cell: (row) => row.reason || "–" },
+  { title: "Arguments", cell: (row) => (row.parameters
+    ? fold("Show", () => argumentList(row.parameters)) : "–") },
+  { title: "Run", cell: (row) => (row.run_id ? runLink(row.run_id) : "–") },
 ];
 
 /** @param {string} decision */
@@ -111,8 +111,8 @@ function answerBadge(decision) {
  */
 export function history(place, signal) {
   if (!may("audit:read")) {
-    return replace(place, h("p", { class: "soft small" }, "Past answers are in the audit log, "
-      + "which your token cannot read: it lacks the scope 'audit:read'."));
+    return replace(place, h("p", { class: "soft small" }, "Past answers are in the audit log. "
+      + "Your token cannot read it: it lacks the scope 'audit:read'."));
   }
   const ask = () => answered(signal);
   return load(place, ask, (rows) => (rows.length ? table("answers, the newest first", PAST, rows)

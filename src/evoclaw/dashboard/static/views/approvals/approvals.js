@@ -5,7 +5,7 @@ import { get } from "../../api.js";
 import { announce, byId, h, inside, lookup, replace, ticking } from "../../dom.js";
 import { some } from "../../format.js";
 import { known, may, on } from "../../live.js";
-import { empty, toast } from "../../components.js";
+import { empty, missingScope, toast } from "../../components.js";
 import { ApprovalCard } from "./card.js";
 import { EFFECT_ORDER, Group, send, whyNot } from "./group.js";
 import { history, questions, standing } from "./answers.js";
@@ -25,20 +25,20 @@ const WRITING = "input:not([type=checkbox], [type=radio]), textarea, select, [co
  */
 export async function mount(root, _args, signal) {
   if (!may("approvals:read")) {
-    replace(root, empty("Your token cannot see approvals: it lacks the scope 'approvals:read'."));
+    replace(root, missingScope("see approvals", "approvals:read"));
     return;
   }
   const queue = new Queue(signal);
   const sessions = h("div"), past = h("div"), asked = h("div", { class: "approval-list" });
   const askedSection = h("section", { hidden: true }, h("h2", null, "Questions"), asked);
   const steps = h("div"), stepSection = h("section", { hidden: true },
-    h("h2", null, "Steps of workflows"), steps);
+    h("h2", null, "Workflow steps"), steps);
   /** @type {Map<string, HTMLElement>} */
   const cards = new Map();
   const human = may("human");
   replace(root, human ? hint() : h("p", { class: "card approval-why", role: "note" },
-    "You can look but not answer: your token lacks the scope 'human', which only a person's "
-    + "token has."),
+    "You can see requests but not answer them: your token lacks the scope 'human', which only a "
+    + "person's token has."),
   askedSection, queue.element,
   h("section", null, h("h2", null, "Approvals in force"), sessions), stepSection,
   h("section", null, h("h2", null, "Past answers"), past));
@@ -93,7 +93,7 @@ class Queue {
       for (const tool of items) this.effects.set(tool.name, tool.effect);
     } catch (cause) {
       if (cause.name === "AbortError") return;
-      toast(`The effects of tools are unknown: ${cause.message}`, "bad");
+      toast(`The effects of tools could not be loaded: ${cause.message}`, "bad");
     }
     this.ready = true;
     this.draw();

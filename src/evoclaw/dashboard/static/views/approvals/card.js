@@ -31,7 +31,7 @@ export const runLink = (id) =>
  */
 export function scopeFacts(item) {
   return [h("dt", null, "why"),
-    h("dd", null, visible(item.reason || "no reason was given"), " ",
+    h("dd", null, visible(item.reason || "no reason given"), " ",
       h("code", { class: "soft" }, item.code)),
     h("dt", null, "always covers"), h("dd", null, visible(item.covers || "only this call")),
     item.covers_step && [h("dt", null, "this step covers"),
@@ -60,9 +60,9 @@ export class ApprovalCard {
       button("Approve once", () => answer("once"),
         { tone: "primary", label: `Approve once: ${name}` }),
       button("Always", () => answer("session"),
-        { title: `covers ${visible(item.covers)}`, label: `Always: ${name}` }),
+        { title: `Covers ${visible(item.covers)}`, label: `Always: ${name}` }),
       item.covers_step && may("admin")
-        && button("This step from now on", () => answer("step")),
+        && button("Always for this step", () => answer("step")),
       button("Deny…", () => answer("deny"), { tone: "danger", label: `Deny ${name}…` })) : null;
     this.element = h("article", { class: "card approval", tabindex: "-1", data: { id: item.id },
       "aria-label": `${item.tool} requested by ${item.agent}` }, this.head(), this.body(),
@@ -85,7 +85,7 @@ export class ApprovalCard {
     return [subject(item), h("dl", { class: "facts small" }, scopeFacts(item),
       h("dt", null, "sha256"),
       h("dd", null, h("code", { title: item.sha256 }, item.sha256.slice(0, 12)), "… ",
-        h("span", { class: "soft" }, "of the full arguments: “once” approves only these")))];
+        h("span", { class: "soft" }, "of the full arguments; “Approve once” covers only these")))];
   }
 
   /** Update the time that is left. */

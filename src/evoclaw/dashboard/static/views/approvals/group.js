@@ -9,7 +9,7 @@ import { badge, button, confirmed } from "../../components.js";
 /** @typedef {import("./card.js").ApprovalCard} ApprovalCard */
 
 const DONE = lookup({ once: "approved once", session: "approved for the session",
-  step: "approved for this step from now on", deny: "denied" });
+  step: "approved for all runs of this step", deny: "denied" });
 const UNKNOWN = ["bad", "effect unknown"];
 const EFFECTS = lookup({ write: ["warn", "writes"], read: ["quiet", "read-only"] });
 /** The order of the effects: writes first. */
@@ -30,7 +30,7 @@ export async function send(card, decision, reason) {
  */
 export function whyNot(number, tool) {
   const what = number === 1 ? `this call of ${tool}` : some(number, "call");
-  return confirmed(`Deny ${what}?`, "The model is notified, and continues without the call.",
+  return confirmed(`Deny ${what}?`, "The model is told, and continues without this call.",
     { action: "Deny", ask: "Reason, shown to the model (optional)" });
 }
 
@@ -54,7 +54,7 @@ export class Group {
       h("header", { class: "row between" },
         h("h2", { class: "row" }, badge(tone, text), h("code", null, code || "asked"),
           this.number), human && h("div", { class: "row approval-together" },
-          h("label", { class: "check small" }, this.all, "select all"), this.once, this.deny)),
+          h("label", { class: "check small" }, this.all, "Select all"), this.once, this.deny)),
       this.report, this.list);
   }
 

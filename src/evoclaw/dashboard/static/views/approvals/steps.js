@@ -21,19 +21,19 @@ export function workflowSteps(section, place, signal) {
   const again = () => load(place, ask, show, signal);
   /** @type {Column<StepRow>[]} */
   const columns = [
-    { title: "workflow", cell: (row) => row.flow.name },
-    { title: "step", cell: (row) => h("code", null, row.name) },
-    { title: "does", cell: (row) => (row.tool
+    { title: "Workflow", cell: (row) => row.flow.name },
+    { title: "Step", cell: (row) => h("code", null, row.name) },
+    { title: "Does", cell: (row) => (row.tool
       ? fold(`calls ${row.tool}`, () => argumentList(row.arguments))
       : visible(`asks “${row.message || ""}”`)) },
-    { title: "approved", cell: (row) => (row.approval_id ? `from now on, by ${row.approved_by}`
-      : "asks in each run") },
+    { title: "Approved", cell: (row) => (row.approval_id ? `always, by ${row.approved_by}`
+      : "asked in each run") },
   ];
   if (may("human") && may("admin")) columns.push({ title: "", cell: (row) => action(row, again) });
   /** @param {StepRow[]} rows */
   const show = (rows) => {
     section.hidden = rows.length === 0;
-    return table("steps of workflows", columns, rows);
+    return table("workflow steps", columns, rows);
   };
   return again();
 }
@@ -45,18 +45,18 @@ function action(row, again) {
   if (approval) {
     return button("Withdraw", async () => {
       await post(`/v1/approvals/${encodeURIComponent(approval)}/withdraw`);
-      toast(`Step ${name} asks again`);
+      toast(`Step ${name} needs approval again`);
       await again();
     }, { label: `Withdraw the approval of step ${name}` });
   }
-  return button("Approve from now on…", async () => {
-    const sure = await confirmed(`Approve step ${name} from now on?`,
-      `This covers ${row.covers}.`, { action: "Approve from now on", tone: "primary" });
+  return button("Always approve…", async () => {
+    const sure = await confirmed(`Always approve step ${name}?`,
+      `This covers ${row.covers}.`, { action: "Always approve", tone: "primary" });
     if (sure === null) return;
     const path = `/v1/workflows/${encodeURIComponent(row.flow.name)}/steps/`
       + `${encodeURIComponent(row.name)}/approve`;
     await post(path, { sha256: row.flow.sha256 });
-    toast(`Step ${name} is approved`);
+    toast(`Step ${name} is always approved now`);
     await again();
-  }, { label: `Approve step ${name} from now on` });
+  }, { label: `Always approve step ${name}` });
 }

@@ -72,5 +72,5 @@ export function subject(call) {
     path !== null && h("p", { class: "mono" }, h("strong", null, visible(path))),
     shown, rest.length > 0 && argumentList(Object.fromEntries(rest)),
     h("div", { class: "small" },
-      fold("All arguments, as they are sent", () => argumentList(call.arguments))));
+      fold("All arguments, exactly as sent", () => argumentList(call.arguments))));
 }

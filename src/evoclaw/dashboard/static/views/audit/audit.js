@@ -50,20 +50,20 @@ function search(inputs, verdict, span, signal) {
 function records({ items }) {
   if (!items.length) return empty("No matching records.");
   return [h("p", { class: "soft small", role: "status" }, some(items.length, "record"),
-    items.length === 300 ? ", the newest ones; narrow the search to see others" : ""),
+    items.length === 300 ? " (the newest; narrow the search to see others)" : ""),
   table("audit records, the newest first", COLUMNS, items.toReversed())];
 }
 
 /** @type {Column<Api.JsonObject<any>>[]} */
 const COLUMNS = [
-  { title: "when", cell: (one) => when(one.at) },
-  { title: "who", cell: (one) => [one.user || "", one.user && one.agent_id ? " / " : "",
+  { title: "When", cell: (one) => when(one.at) },
+  { title: "Who", cell: (one) => [one.user || "", one.user && one.agent_id ? " / " : "",
     one.agent_id || (one.user ? "" : "–")] },
-  { title: "what", cell: (one) => [h("span", { class: "mono" }, one.tool || one.kind),
+  { title: "What", cell: (one) => [h("span", { class: "mono" }, one.tool || one.kind),
     one.device && one.device !== one.agent_id && ` on ${one.device}`] },
-  { title: "verdict", cell: (one) => [one.verdict && verdictBadge(one.verdict), " ",
+  { title: "Verdict", cell: (one) => [one.verdict && verdictBadge(one.verdict), " ",
     one.result && outcome(one.result)] },
-  { title: "details", cell: (one) => h("details", null,
+  { title: "Details", cell: (one) => h("details", null,
     h("summary", null, oneLine(gist(one), 90)), detail(one)) },
 ];
 
@@ -83,7 +83,7 @@ function gist(one) {
 function detail(one) {
   return h("div", null,
     one.run_id && h("p", { class: "small" },
-      h("a", { href: `#/runs/${one.run_id}` }, "show the run")),
+      h("a", { href: `#/runs/${one.run_id}` }, "Show the run")),
     jsonBlock(one, `record ${one.seq}`));
 }
 
@@ -96,15 +96,15 @@ function verify(place, signal) {
 function report(found) {
   const dropped = found.dropped || [];
   const span = `records ${found.first} to ${found.last}`;
-  const signed = found.signed ? `signed up to record ${found.signed}` : "no checkpoint signed yet";
+  const signed = found.signed ? `signed up to record ${found.signed}` : "no signed checkpoint yet";
   return h("div", { class: "card", role: "status" },
-    found.ok ? badge("good", "integrity verified") : badge("bad", "integrity check FAILED"),
+    found.ok ? badge("good", "integrity verified") : badge("bad", "integrity check failed"),
     ` ${some(found.records, "record")} (${span}), `,
     `${some(found.checkpoints, "checkpoint")}, ${signed}.`,
     dropped.length > 0 && h("p", { class: "small" }, "Deleted because the spool was full: ",
       dropped.join(", ")),
     found.findings.length > 0 && table("integrity problems", [
-      { title: "where", cell: (one) => `${one.place}:${one.line}` },
-      { title: "kind", cell: (one) => one.kind }, { title: "what", cell: (one) => one.text },
+      { title: "Where", cell: (one) => `${one.place}:${one.line}` },
+      { title: "Kind", cell: (one) => one.kind }, { title: "What", cell: (one) => one.text },
     ], found.findings));
 }

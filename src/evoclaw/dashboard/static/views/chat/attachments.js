@@ -21,7 +21,7 @@ async function prepared(file) {
   try {
     bitmap = await createImageBitmap(file);
   } catch {
-    throw new Error(`“${file.name}” is no picture that can be sent. `
+    throw new Error(`“${file.name}” cannot be sent as a picture. `
       + "Use a PNG, JPEG, GIF or WebP file.");
   }
   for (const edge of EDGES) {
@@ -40,8 +40,8 @@ async function prepared(file) {
       return { name: file.name || "picture", size: Math.floor(data.length * 0.75), image };
     }
   }
-  throw new Error(`“${file.name}” stays larger than ${bytes(MAX_BYTES)}, even scaled down. `
-    + "Cut a part out of it.");
+  throw new Error(`“${file.name}” is larger than ${bytes(MAX_BYTES)}, even scaled down. `
+    + "Crop it, then attach it again.");
 }
 
 /**
@@ -104,7 +104,7 @@ export class Attachments {
     try {
       for (const file of files) {
         if (this.files.length >= MAX_FILES) {
-          throw new Error(`A message can have ${MAX_FILES} files. `
+          throw new Error(`A message can have at most ${MAX_FILES} files. `
             + "Send the others with the next message.");
         }
         this.files.push(await attached(file));

@@ -56,7 +56,7 @@ export function picture(block, alt) {
  */
 function blocksOf(result) {
   return (result.blocks || []).map((block) => (block.type === "image"
-    ? picture(block, "image from the result of the call") : textBlock(block.text, "result")));
+    ? picture(block, "image in the result of the call") : textBlock(block.text, "result")));
 }
 
 /** @param {Api.ToolResult} result */
@@ -140,7 +140,7 @@ export class CallCard {
     else this.show("busy", "running");
     this.verdict.hidden = false;
     setText(this.verdict, seconds ? `${name} went offline; the call waits until `
-      + `${new Date((at + seconds) * 1000).toLocaleTimeString()}. Stop gives up.`
+      + `${new Date((at + seconds) * 1000).toLocaleTimeString()}. Press Stop to give up.`
       : `${name} is online again.`);
     announce(this.verdict.textContent);
   }

@@ -2,7 +2,7 @@
 // The canvas: content that a model wrote, in a sandboxed frame without network access.
 
 import { get } from "../../api.js";
-import { announce, h, oneLine, replace } from "../../dom.js";
+import { announce, h, onAbort, oneLine, replace } from "../../dom.js";
 import { button } from "../../components.js";
 
 const WIDTH = "evoclaw.canvas.width";
@@ -37,7 +37,7 @@ export class Canvas {
     this.grip.addEventListener("pointerdown", (event) => this.drag(event));
     this.grip.addEventListener("keydown", (event) => this.nudge(event));
     this.resize(Number(sessionStorage.getItem(WIDTH)) || window.innerWidth * 0.3);
-    signal.addEventListener("abort", () => this.unframe(), { once: true });
+    onAbort(signal, () => this.unframe());
   }
 
   /**
@@ -71,7 +71,7 @@ export class Canvas {
     this.element.hidden = false;
     this.draw();
     this.onChange();
-    if (byItself) announce(`The canvas shows ${oneLine(this.sheet.title || "something", 80)}`);
+    if (byItself) announce(`The canvas shows ${oneLine(this.sheet.title || "new content", 80)}`);
     else this.element.querySelector("button")?.focus();
   }
 

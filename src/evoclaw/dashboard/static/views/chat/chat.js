@@ -2,7 +2,7 @@
 // Chat: the session list, one conversation, and its canvas.
 
 import { del, get, patch, post } from "../../api.js";
-import { announce, h, inside, oneLine, replace } from "../../dom.js";
+import { announce, h, inside, onAbort, oneLine, replace } from "../../dom.js";
 import { may } from "../../live.js";
 import { button, confirmed, dialog, empty, failed, field, select, toast }
   from "../../components.js";
@@ -43,6 +43,7 @@ class Chat {
     this.canvasButton.id = "canvas-button";
     this.asksTitle = false;
     this.shown = new AbortController(); // aborted when another session is shown
+    onAbort(signal, () => this.shown.abort());
     /** @type {Conversation|null} */
     this.conversation = null;
     /** @type {Canvas|null} */
@@ -93,7 +94,7 @@ class Chat {
   async open(id, { push = true, focus = push } = {}) {
     this.shown.abort();
     this.shown = new AbortController();
-    this.signal.addEventListener("abort", () => this.shown.abort(), { once: true });
+    if (this.signal.aborted) this.shown.abort();
     this.showDrawer(false);
     this.conversation = this.canvas = this.session = null;
     replace(this.side);
@@ -107,7 +108,7 @@ class Chat {
       if (signal.aborted || cause.name === "AbortError") return;
       const missing = cause.status === 404;
       replace(this.place, h("header", { class: "row talk-head" }, this.opener()),
-        failed(missing ? new Error("There is no such session. It may have been deleted.") : cause,
+        failed(missing ? new Error("Unknown session. It may have been deleted.") : cause,
           missing ? null : () => this.open(id, { push: false })));
       return;
     }
@@ -118,7 +119,7 @@ class Chat {
 
   /** The session that is shown. */
   get opened() {
-    if (!this.session) throw new Error("no session is shown");
+    if (!this.session) throw new Error("No session is open.");
     return this.session;
   }
 
@@ -164,7 +165,7 @@ class Chat {
     } catch (cause) {
       if (cause.name === "AbortError") return;
       replace(agents, h("span", { class: "soft small", role: "alert" },
-        `The agents cannot be listed (${cause.message}). The default agent answers.`));
+        `The agents could not be loaded (${cause.message}). The default agent answers.`));
     }
   }
 
@@ -173,8 +174,8 @@ class Chat {
    * @param {AbortSignal} signal
    */
   welcome(signal) {
-    const usual = () => empty("Write what you want done. The agent answers, shows every tool "
-      + "call, and asks for your approval where its policies require it.");
+    const usual = () => empty("Describe what you want done. The agent shows every tool call, and "
+      + "asks for your approval where a policy requires it.");
     const place = h("div", { class: "talk" }, usual());
     const whenDone = () => replace(place, usual());
     /** @param {string} message */
@@ -267,7 +268,7 @@ class Chat {
    */
   async move(on) {
     this.session = await patch(`/v1/sessions/${this.opened.id}`, { on });
-    announce(`the session works on ${on || "the default edge"} from now on`);
+    announce(`This session now works on ${on || "the default edge"}`);
   }
 
   rename() {
@@ -297,7 +298,7 @@ class Chat {
     if (sure === null) return;
     await del(`/v1/sessions/${id}`);
     this.list.drop(id);
-    toast("deleted");
+    toast("Deleted the session");
     history.replaceState(null, "", "#/chat"); // the session no longer exists
     await this.open("", { push: false, focus: true });
   }
@@ -308,7 +309,7 @@ class Chat {
    */
   async branch(number, role, text) {
     const { id, agent, on = "", title: name } = this.opened;
-    if (number === null) throw new Error("This message is not stored yet. Try again in a moment.");
+    if (number === null) throw new Error("This message is not saved yet. Try again in a moment.");
     const path = `/v1/sessions/${id}/messages`;
     const start = Math.max(0, number - 1);
     const { items } = await get(path, { start, limit: number - start + 1 });
@@ -325,7 +326,7 @@ class Chat {
       : await post(`/v1/sessions/${id}/branch`, { at_message: last, title: named });
     if (role === "user") leaveDraft(made.id, text);
     this.list.put(made);
-    announce("branched: this is a new session");
+    announce("This is a new session, branched from the old one");
     await this.open(made.id);
   }
 

@@ -78,10 +78,10 @@ export class Composer {
     this.problem = h("p", { class: "bad-text small", role: "alert", hidden: true });
     this.go = h("button", { class: "primary", type: "submit" }, "Send");
     this.queue = button("Queue", () => this.submit("queue"),
-      { title: "Send it as the next message, after this run has ended" });
+      { title: "Send it as the next message, once this run has ended" });
     this.stop = button("Stop", stop, { tone: "danger", title: "Cancel the run" });
     this.hint = h("span", { class: "unseen", id: "composer-hint" },
-      "Enter sends, Shift and Enter start a new line");
+      "Enter sends, Shift+Enter starts a new line");
     this.attachments = new Attachments((problem) => this.setProblem(problem));
     const { element: attached, button: attach, chooser } = this.attachments;
     this.attach = attach;
@@ -154,11 +154,11 @@ export class Composer {
     const typed = this.input.value.trim();
     const { images, texts } = this.attachments, text = withFiles(typed, texts);
     if (!text) {
-      if (images.length) this.setProblem("Write what you want to know about the picture.");
+      if (images.length) this.setProblem("Write a message to go with the picture.");
       return this.input.focus();
     }
     if (images.length && how === "steer") {
-      return this.setProblem("Pictures cannot steer a run: queue the message, or remove them.");
+      return this.setProblem("Pictures cannot steer a run. Queue the message, or remove them.");
     }
     await busy(this.go, async () => {
       try {

@@ -2,7 +2,7 @@
 // A conversation: its history, its live runs, and scrolling that follows the end.
 
 import { get, post, postEmpty } from "../../api.js";
-import { announce, h, inside, replace } from "../../dom.js";
+import { announce, h, inside, onAbort, replace, ticking } from "../../dom.js";
 import { on, runs } from "../../live.js";
 import { button, failed, toast } from "../../components.js";
 import { History } from "./history.js";
@@ -45,7 +45,7 @@ export class Conversation {
       this.history.element, this.runs);
     this.log = h("div", { class: "log", tabindex: "0", role: "log", "aria-live": "off",
       "aria-label": "Conversation" }, this.inner);
-    this.below = button("↓ New below", () => this.toEnd(), { tone: "below" });
+    this.below = button("↓ New messages", () => this.toEnd(), { tone: "below" });
     this.below.hidden = true;
     this.element = h("div", { class: "talk" }, this.log, this.below);
     this.watchPlace();
@@ -73,10 +73,10 @@ export class Conversation {
   async copy(text, place) {
     try {
       await navigator.clipboard.writeText(text);
-      toast("copied");
+      toast("Copied");
     } catch {
       getSelection()?.selectAllChildren(place);
-      toast("Selected. Copy it with the keyboard.");
+      toast("Selected. Press Ctrl+C or ⌘C to copy it.");
     }
   }
 
@@ -96,8 +96,7 @@ export class Conversation {
     this.onRuns([...runs.values()]);
     on("approvals", () => this.look(), this.signal);
     on("questions", () => this.look(), this.signal);
-    const timer = setInterval(() => this.tick(), 1000);
-    this.signal.addEventListener("abort", () => clearInterval(timer), { once: true });
+    ticking(() => this.tick(), this.signal);
     this.view.stateChanged(this);
     this.toEnd();
   }
@@ -219,7 +218,7 @@ export class Conversation {
     });
     sizes.observe(this.inner);
     sizes.observe(this.log);
-    this.signal.addEventListener("abort", () => sizes.disconnect(), { once: true });
+    onAbort(this.signal, () => sizes.disconnect());
   }
 
   /** Check whether the end is visible: growth keeps following it, scrolling up does not. */

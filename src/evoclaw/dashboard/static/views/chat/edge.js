@@ -6,7 +6,7 @@ import { fleet, on } from "../../live.js";
 import { select, toast } from "../../components.js";
 
 /** @type {[string, string][]} */
-const SELECTORS = [["any", "any edge that has the tool"], ["*", "the edges that the model names"]];
+const SELECTORS = [["any", "any edge with the tool"], ["*", "the edges the model names"]];
 
 /**
  * The choices: the default edge, every other edge, and the selectors.
@@ -22,7 +22,7 @@ function choices(chosen) {
   const known = new Set(["", ...others.map(([id]) => id), ...SELECTORS.map(([id]) => id)]);
   /** @type {[string, string][]} */
   const other = known.has(chosen) ? [] : [[chosen, oneLine(chosen, 40)]];
-  return [["", usual ? named(usual) : "any edge, the same for the session"], ...others,
+  return [["", usual ? named(usual) : "one edge, chosen at the first call"], ...others,
     ...SELECTORS.filter(([id]) => usual || id !== "any"),
     ...other];
 }

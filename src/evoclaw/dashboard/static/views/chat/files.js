@@ -15,8 +15,8 @@ const MARK = "\n\nAttached file: ";
  */
 export async function readText(file) {
   if (file.size > MAX_FILE_BYTES) {
-    throw new Error(`“${file.name}” has ${bytes(file.size)}; a text file can have `
-      + `${bytes(MAX_FILE_BYTES)}. Put it on a machine, and write its path instead.`);
+    throw new Error(`“${file.name}” is too large (${bytes(file.size)}); a text file can have `
+      + `${bytes(MAX_FILE_BYTES)}. Copy it to a machine, and write its path instead.`);
   }
   try {
     const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
@@ -25,7 +25,7 @@ export async function readText(file) {
     return { name, text: text.replace(/\r\n/g, "\n").replace(/\n$/, "") };
   } catch {
     throw new Error(`“${file.name}” is neither a picture nor a text file. `
-      + "Put it on a machine, and write its path instead.");
+      + "Copy it to a machine, and write its path instead.");
   }
 }
 

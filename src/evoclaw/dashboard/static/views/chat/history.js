@@ -168,7 +168,7 @@ export class History {
     const text = textOf(message), why = isAsked ? "" : loopMessageKind(message);
     if (why) return loopMessage(text, why);
     const tools = [button("Ask differently", () => this.act.branch(number, "user", text), {
-      tone: "plain tiny", title: "Continue before this in a new session, with another text" })];
+      tone: "plain tiny", title: "Start a new session from here, with a different message" })];
     return userMessage(text, { tools, pictures: picturesOf(message) });
   }
 

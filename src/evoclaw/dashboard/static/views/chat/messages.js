@@ -251,7 +251,7 @@ export function costLine(run) {
  */
 export function queuedLine(cancel) {
   return h("div", { class: "row queued" }, badge("quiet", "queued"),
-    h("span", { class: "soft small grow" }, "starts when the earlier runs have ended"),
+    h("span", { class: "soft small grow" }, "Starts when the earlier runs have ended"),
     button("Cancel", cancel, { tone: "tiny" }));
 }
 

@@ -152,7 +152,7 @@ export class PendingRequests {
     return [button("Approve once", () => answer("once"),
       { tone: "primary", label: `Approve once: ${name}` }),
     button("Always", () => answer("session"),
-      { title: `covers ${one.covers}`, label: `Always: ${name}` }), open, deny];
+      { title: `Covers ${one.covers}`, label: `Always: ${name}` }), open, deny];
   }
 
   /** @param {Api.QuestionView} one @returns {PendingCard} */

@@ -10,16 +10,16 @@ import {
 } from "./messages.js";
 
 /**
- * A signal that aborts with another one, or when the tab is hidden, to save connections.
+ * A controller that aborts with a signal, or when the tab is hidden, to save connections.
  * @param {AbortSignal} signal
  */
 function whileSeen(signal) {
   const made = new AbortController();
-  const look = () => { if (document.hidden) made.abort(); };
+  const look = () => { if (document.hidden || signal.aborted) made.abort(); };
   document.addEventListener("visibilitychange", look, { signal: made.signal });
-  signal.addEventListener("abort", () => made.abort(), { once: true, signal: made.signal });
+  signal.addEventListener("abort", look, { signal: made.signal });
   look();
-  return made.signal;
+  return made;
 }
 
 /**
@@ -28,9 +28,14 @@ function whileSeen(signal) {
  */
 function untilSeen(signal) {
   return /** @type {Promise<void>} */ (new Promise((resolve) => {
-    const look = () => { if (!document.hidden || signal.aborted) resolve(); };
-    document.addEventListener("visibilitychange", look, { signal });
-    signal.addEventListener("abort", look, { once: true });
+    const listening = new AbortController();
+    const look = () => {
+      if (document.hidden && !signal.aborted) return;
+      listening.abort();
+      resolve();
+    };
+    document.addEventListener("visibilitychange", look, { signal: listening.signal });
+    signal.addEventListener("abort", look, { signal: listening.signal });
     look();
   }));
 }
@@ -73,7 +78,7 @@ export class LiveRun {
     if (!asked) return null;
     const tools = [button("Ask differently", () =>
       this.act.branch(this.start, "user", asked), { tone: "plain tiny",
-      title: "Continue before this in a new session, with another text" })];
+      title: "Start a new session from here, with a different message" })];
     return userMessage(asked, { tools });
   }
 
@@ -109,9 +114,12 @@ export class LiveRun {
     try {
       for (let complete = false; !complete && !signal.aborted;) {
         const seen = whileSeen(signal), wasEnded = this.ended;
-        await follow(path, { signal: seen, onEvent, after: this.seq ? String(this.seq) : "" });
+        let wasHidden = false;
+        const after = this.seq ? String(this.seq) : "";
+        await follow(path, { signal: seen.signal, onEvent, after })
+          .finally(() => { wasHidden = seen.signal.aborted; seen.abort(); });
         if (signal.aborted) return;
-        if (seen.aborted) {
+        if (wasHidden) {
           await untilSeen(signal);
           continue;
         }
@@ -161,7 +169,7 @@ export class LiveRun {
   /** @param {EventOf<"turn_started">} options */
   on_turn_started({ turn }) {
     this.reply = null;
-    this.open().setStatus("waiting for the model…");
+    this.open().setStatus("Waiting for the model…");
     this.state("running", { turns: Math.max(turn - 1, 0) });
   }
 

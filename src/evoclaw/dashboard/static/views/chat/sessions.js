@@ -2,7 +2,7 @@
 // The session list: the newest first, open ones marked.
 
 import { get } from "../../api.js";
-import { h, replace } from "../../dom.js";
+import { h, onAbort, replace } from "../../dom.js";
 import { ago } from "../../format.js";
 import { on, runs } from "../../live.js";
 import { badge, button, empty, failed } from "../../components.js";
@@ -27,7 +27,7 @@ export class SessionList {
     this.element = h("div", { class: "session-list" }, this.rows, this.more);
     this.draw();
     on("runs", (items) => this.onRuns(items), signal);
-    signal.addEventListener("abort", () => clearTimeout(this.timer), { once: true });
+    onAbort(signal, () => clearTimeout(this.timer));
   }
 
   /** Load the list, or the next page. */

@@ -35,7 +35,7 @@ const parts = new WeakMap();
  */
 export function loadText(edge) {
   const known = edge.room !== undefined && edge.room !== null;
-  const room = known ? ` · accepts ${count(edge.room)} more` : "";
+  const room = known ? ` · ${count(edge.room)} free` : "";
   return `${edge.in_flight || 0} running · ${edge.queued || 0} queued${room}`;
 }
 
@@ -46,10 +46,10 @@ export function loadText(edge) {
 export function machineText(edge) {
   const facts = [];
   if (edge.uptime_s) {
-    facts.push(`cpu ${count(Math.round(edge.cpu_percent || 0))} %`,
+    facts.push(`CPU ${count(Math.round(edge.cpu_percent || 0))} %`,
       `${count(Math.round(edge.memory_mb || 0))} MB`, `up ${duration(edge.uptime_s)}`);
   }
-  return facts.length ? facts.join(" · ") : "no machine data yet";
+  return facts.length ? facts.join(" · ") : "no heartbeat yet";
 }
 
 /**
@@ -66,7 +66,7 @@ export function loadLine(edge, width, height) {
   const loads = edge.loads || [];
   const most = loads.length ? Math.max(...loads) : 0;
   return sparkline(loads.length > 1 ? loads : [0, 0],
-    `load at the last ${some(loads.length, "heartbeat")}, at most ${most}`, width, height);
+    `load at the last ${some(loads.length, "heartbeat")}, maximum ${most}`, width, height);
 }
 
 /**
@@ -112,7 +112,7 @@ export function showEdge(element, edge) {
     replace(mine.state, edgeBadge(edge));
   }
   const words = [edge.type, edge.summary].filter(Boolean).join(" — ");
-  setText(mine.summary, oneLine(words || "no description", 160));
+  setText(mine.summary, oneLine(words || "No description", 160));
   setText(mine.load, loadText(edge));
   if (String(old?.loads) !== String(edge.loads) || !old) replace(mine.line, loadLine(edge));
   setText(mine.machine, machineText(edge));
@@ -179,7 +179,7 @@ export async function ping(id, place) {
 export async function approveTools(edge) {
   if (!edge) return false;
   const waiting = edge.waiting || [];
-  const text = "Agents may then use these tools on the edge: "
+  const text = "Agents may use these tools on the edge: "
     + `${waiting.map((name) => oneLine(name, 80)).join(", ")}.`;
   const asked = `Approve ${some(waiting.length, "tool")} of ${edge.agent_id}?`;
   if (await confirmed(asked, text, { action: "Approve", tone: "primary" }) === null) return false;
@@ -188,7 +188,7 @@ export async function approveTools(edge) {
     { seen: edge.surface }));
   const left = (now.waiting || []).length;
   toast(left ? `${some(left, "tool")} of ${edge.agent_id} still need approval`
-    : `tools of ${edge.agent_id} approved`);
+    : `The tools of ${edge.agent_id} are approved`);
   return left === 0;
 }
 
@@ -197,9 +197,9 @@ export async function approveTools(edge) {
  * @param {string} id
  */
 export async function revoke(id) {
-  const text = "It loses access at once: its tools are no longer offered and it cannot connect. "
-    + "To use it again, invite and pair it again.";
+  const text = "The edge loses access immediately: it cannot connect, and its tools are no longer "
+    + "offered. To use it again, you must invite and pair it again.";
   if (await confirmed(`Revoke ${id}?`, text, { action: "Revoke" }) === null) return;
   await post(`/v1/fleet/${encodeURIComponent(id)}/revoke`);
-  toast(`${id} is revoked`);
+  toast(`Revoked ${id}`);
 }

@@ -5,8 +5,8 @@ import { get } from "../../api.js";
 import { h, lookup, oneLine, replace, setText, ticking } from "../../dom.js";
 import { ago, count, duration, millis, some } from "../../format.js";
 import { fleet, may, on } from "../../live.js";
-import { badge, button, edgeBadge, empty, figure, fold, jsonBlock, load, table, when }
-  from "../../components.js";
+import { badge, button, edgeBadge, empty, figure, fold, jsonBlock, load, missingScope, table,
+  when } from "../../components.js";
 import { approveTools, deliveryBadge, loadLine, mayApprove, ping, revoke } from "./card.js";
 import { delegationTable } from "./map.js";
 
@@ -24,7 +24,7 @@ const MAX_RECENT = 40; // records that are shown
  * @param {HTMLElement} root @param {string} id @param {AbortSignal} signal
  */
 export function edgePage(root, id, signal) {
-  const back = h("p", { class: "edge-back" }, h("a", { href: "#/fleet" }, "← all edges"));
+  const back = h("p", { class: "edge-back" }, h("a", { href: "#/fleet" }, "← All edges"));
   const head = h("section", { class: "card edge-head", "aria-label": `State of ${id}` });
   const tools = h("section", { "aria-label": "Tools" });
   const asked = h("section", { "aria-label": "Delegations" });
@@ -35,7 +35,7 @@ export function edgePage(root, id, signal) {
   const draw = () => {
     const edge = fleet.get(id);
     if (!edge) {
-      replace(head, empty(`There is no edge ${id}, or it has not connected yet.`));
+      replace(head, empty(`Unknown edge ${id}. It may not have connected yet.`));
       refs = null;
       return;
     }
@@ -72,10 +72,10 @@ function showAsked(place, id, signal) {
 const FIGURES = {
   work: ["running", (edge) => String(edge.in_flight || 0)],
   queued: ["queued", (edge) => String(edge.queued || 0)],
-  room: ["accepts more", (edge) => count(edge.room)],
-  cpu: ["cpu", (edge) => (edge.uptime_s ? `${count(Math.round(edge.cpu_percent || 0))} %` : "–")],
+  room: ["free slots", (edge) => count(edge.room)],
+  cpu: ["CPU", (edge) => (edge.uptime_s ? `${count(Math.round(edge.cpu_percent || 0))} %` : "–")],
   memory: ["memory", (edge) => (edge.memory_mb ? `${count(Math.round(edge.memory_mb))} MB` : "–")],
-  up: ["up", (edge) => (edge.uptime_s ? duration(edge.uptime_s) : "–")],
+  up: ["uptime", (edge) => (edge.uptime_s ? duration(edge.uptime_s) : "–")],
   seen: ["last seen", (edge) => ago(edge.last_seen)],
 };
 
@@ -87,7 +87,7 @@ function headOf(place, id) {
     pinged: h("span", { class: "soft small", role: "status" }),
     figures: Object.fromEntries(Object.entries(FIGURES)
       .map(([name, [text]]) => [name, figure(text, "")])),
-    approve: button("Approve its tools…", () => approveTools(fleet.get(id)), { tone: "primary" }),
+    approve: button("Approve tools…", () => approveTools(fleet.get(id)), { tone: "primary" }),
     ping: button("Ping", () => ping(id, refs.pinged)),
     revoke: button("Revoke…", () => revoke(id), { tone: "danger" }) };
   replace(place,
@@ -135,7 +135,7 @@ function showTools(place, edge, signal) {
     ...(edge.waiting || [])])].sort();
   const body = h("div");
   replace(place, h("h2", null, `Tools (${names.length})`), body);
-  if (!names.length) return replace(body, empty("The edge offers no tools now."));
+  if (!names.length) return replace(body, empty("The edge offers no tools."));
   return load(body, () => described(edge.agent_id, signal), ({ own, here }) =>
     h("ul", { class: "edge-toolset" }, names.map((name) =>
       toolRow(name, edge, own.get(name), here.get(name)))), signal);
@@ -165,7 +165,7 @@ function toolRow(name, edge, own, here) {
   const about = fold(h("span", { class: "edge-tool" }, h("code", null, name),
     h("span", null, standing(name, edge)),
     h("span", { class: "soft small" }, tool ? oneLine(tool.description, 90) : "")), () => (tool
-    ? [h("p", { class: "soft small" }, own ? "As the edge describes it; it is not verified."
+    ? [h("p", { class: "soft small" }, own ? "As described by the edge, not verified."
       : "Not approved yet. This is the description of the orchestrator's tool with this name; "
       + "the edge's tool may differ."),
     h("p", { class: "said" }, tool.description),
@@ -179,7 +179,7 @@ function toolRow(name, edge, own, here) {
 /** @param {string} name @param {Api.EdgeView} edge */
 function standing(name, edge) {
   if ((edge.waiting || []).includes(name)) return badge("warn", "waits for approval");
-  if (!(edge.tools || []).includes(name)) return badge("quiet", "not offered now");
+  if (!(edge.tools || []).includes(name)) return badge("quiet", "not offered");
   if ((edge.approved || []).includes(name)) return badge("good", "approved");
   return badge("quiet", edge.state === "unknown" ? "no approval needed" : "not approved");
 }
@@ -187,14 +187,14 @@ function standing(name, edge) {
 const RESULTS = lookup({ success: "good", waiting: "warn", denied: "bad" });
 /** @type {Column<Api.JsonObject<any>>[]} */
 const COLUMNS = [
-  { title: "when", cell: (row) => when(row.at) },
-  { title: "by", cell: (row) => row.agent_id || "–" },
-  { title: "what", cell: what },
-  { title: "result", cell: (row) => badge(RESULTS[row.result] || (row.error ? "bad" : "quiet"),
+  { title: "When", cell: (row) => when(row.at) },
+  { title: "By", cell: (row) => row.agent_id || "–" },
+  { title: "What", cell: what },
+  { title: "Result", cell: (row) => badge(RESULTS[row.result] || (row.error ? "bad" : "quiet"),
     row.result || row.kind) },
-  { title: "took", number: true, cell: (row) =>
+  { title: "Took", number: true, cell: (row) =>
     (row.elapsed_ms ? millis(row.elapsed_ms) : "–") },
-  { title: "run", cell: (row) => (row.run_id
+  { title: "Run", cell: (row) => (row.run_id
     ? h("a", { href: `#/runs/${encodeURIComponent(row.run_id)}` }, row.run_id.slice(0, 8)) : "–") },
 ];
 
@@ -212,11 +212,11 @@ function showLately(place, id, signal) {
   const body = h("div");
   const again = () => load(body, () => lately(id, signal), (rows) => (rows.length
     ? table(`recent calls on ${id}, the newest first`, COLUMNS, rows)
-    : empty("No records yet.")), signal);
+    : empty("No calls yet.")), signal);
   replace(place, h("div", { class: "row between" }, h("h2", null, "Recent calls"),
     may("audit:read") && button("Refresh", again)), body);
   if (may("audit:read")) return again();
-  return replace(body, empty("Your token cannot read the audit log: it lacks 'audit:read'."));
+  return replace(body, missingScope("read the audit log", "audit:read"));
 }
 
 /**

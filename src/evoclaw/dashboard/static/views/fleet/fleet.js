@@ -1,10 +1,10 @@
 // @ts-check
 // Fleet: the edges, their load, waiting approvals, and delegations.
 
-import { h, perFrame, replace, setText, ticking } from "../../dom.js";
+import { h, onAbort, perFrame, replace, setText, ticking } from "../../dom.js";
 import { fleet, known, may, on } from "../../live.js";
 import { VirtualList } from "../../list.js";
-import { empty, figure, select } from "../../components.js";
+import { empty, figure, missingScope, select } from "../../components.js";
 import { edgeCard, showEdge, tickEdge } from "./card.js";
 import { edgePage } from "./edge.js";
 import { mapPage } from "./map.js";
@@ -30,8 +30,8 @@ const FILTERS = {
 /** @type {{[name: string]: [string, (a: Api.EdgeView, b: Api.EdgeView) => number]}} */
 const SORTS = {
   name: ["name", () => 0],
-  load: ["load, most first", (a, b) => load(b) - load(a)],
-  seen: ["last seen, oldest first", (a, b) => (a.last_seen || 0) - (b.last_seen || 0)],
+  load: ["highest load first", (a, b) => load(b) - load(a)],
+  seen: ["longest unseen first", (a, b) => (a.last_seen || 0) - (b.last_seen || 0)],
   care: ["problems first", (a, b) => care(b) - care(a)],
 };
 const wish = { text: "", filter: "all", sort: "name" }; // kept while an edge is shown
@@ -49,7 +49,7 @@ function care(edge) {
  */
 export async function mount(root, [id], signal) {
   if (!may("fleet:read")) {
-    replace(root, empty("Your token cannot see the fleet: it lacks the scope 'fleet:read'."));
+    replace(root, missingScope("see the fleet", "fleet:read"));
   } else if (id) edgePage(root, id, signal);
   else if (location.hash.endsWith("?show=map")) mapPage(root, tabs("map"), signal);
   else listPage(root, signal);
@@ -61,7 +61,7 @@ function tabs(here) {
   const link = (name, href, text) =>
     h("a", { href, "aria-current": here === name ? "page" : null }, text);
   return h("nav", { class: "tabs", "aria-label": "Fleet" },
-    link("list", "#/fleet", "Edges"), link("map", "#/fleet?show=map", "Who delegates to whom"));
+    link("list", "#/fleet", "Edges"), link("map", "#/fleet?show=map", "Delegations"));
 }
 
 /** @param {HTMLElement} root @param {AbortSignal} signal */
@@ -87,14 +87,14 @@ function listPage(root, signal) {
   ticking(() => {
     for (const { element } of list.drawn.values()) tickEdge(element);
   }, signal);
-  signal.addEventListener("abort", () => list.close(), { once: true });
+  onAbort(signal, () => list.close());
   draw();
 }
 
 /** @param {() => void} draw @param {HTMLElement} shown */
 function tools(draw, shown) {
   const search = h("input", { type: "search", "aria-label": "Search edges", value: wish.text,
-    placeholder: "name, kind, summary or tool", class: "grow" });
+    placeholder: "Search by name, kind, summary or tool", class: "grow" });
   search.addEventListener("input", () => { wish.text = search.value; draw(); });
   /**
    * @param {string} label @param {typeof FILTERS|typeof SORTS} options

@@ -2,7 +2,7 @@
 // The delegation graph: layers of agents and edges, and the same as a table.
 
 import { get } from "../../api.js";
-import { h, oneLine, perFrame, replace, s } from "../../dom.js";
+import { h, onAbort, oneLine, perFrame, replace, s } from "../../dom.js";
 import { count, percent, some } from "../../format.js";
 import { fleet, on } from "../../live.js";
 import { badge, button, empty, failed, select, table, when } from "../../components.js";
@@ -46,12 +46,12 @@ export function mapPage(root, tabs, signal) {
     const map = layered(found);
     replace(drawing, found.length ? drawn(map, drawing.clientWidth) : empty(
       "No delegations in this period.",
-      h("p", null, "An agent delegates with edge_call to an edge, or with delegate to an agent.")));
+      h("p", null, "Agents delegate to edges with edge_call, and to other agents with delegate.")));
     replace(summary, found.length ? sentence(found, map) : null);
     replace(rows, found.length > 0 && delegationTable(found));
   };
   replace(root, tabs, h("div", { class: "row between" },
-    h("label", { class: "row small map-span" }, "In", select(SPANS, wish.span, (value) => {
+    h("label", { class: "row small map-span" }, "Period", select(SPANS, wish.span, (value) => {
       wish.span = value;
       ask();
     })), h("span", { class: "row" }, legend(), button("Refresh", ask))), drawing, summary, rows);
@@ -61,26 +61,27 @@ export function mapPage(root, tabs, signal) {
     if (found.length) show();
   }));
   sizes.observe(drawing);
-  signal.addEventListener("abort", () => sizes.disconnect(), { once: true });
+  onAbort(signal, () => sizes.disconnect());
   let later = 0; // runs change often: at most one request in three seconds
   on("runs", () => {
     clearTimeout(later);
     later = setTimeout(ask, Math.max(0, asked + 3000 - Date.now()));
   }, signal);
-  signal.addEventListener("abort", () => clearTimeout(later), { once: true });
+  onAbort(signal, () => clearTimeout(later));
   return ask();
 }
 
 function legend() {
   return h("span", { class: "soft small map-legend" },
-    "a wider line: more calls; dashed and marked ✕: some failed");
+    "Wider lines: more calls. Dashed lines with ✕: some calls failed.");
 }
 
 /** @param {Api.Delegation[]} found @param {DelegationMap} options */
 function sentence(found, { nodes, hidden }) {
   const calls = sum(found, "calls"), errors = sum(found, "errors");
-  return `${some(calls, "call")}, ${errors} of them failed; ${some(nodes.length, "name")} drawn`
-    + (hidden ? `, ${hidden} with fewer calls not drawn (all of them are in the table).` : ".");
+  return `${some(calls, "call")}, ${errors} failed.`
+    + (hidden ? ` The graph shows the busiest ${nodes.length}; the table also has the `
+      + `other ${hidden}.` : "");
 }
 
 /** @param {{[name: string]: any}[]} items @param {string} key */
@@ -144,7 +145,7 @@ function drawn({ nodes, links }, wide) {
   });
   const most = Math.max(...links.map((one) => one.calls), 1);
   return s("svg", { class: "map", width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
-    "aria-label": "who delegates to whom; the same as a table below" },
+    "aria-label": "delegations; also available as a table below" },
   links.map((one, index) => line(one, spots, box, most, 0.3 + 0.1 * (index % 5))),
   nodes.map((node) => nodeOf(node, spots.get(node.name) || { x: 0, y: 0 }, box)));
 }
@@ -226,14 +227,14 @@ function nodeOf(node, { x, y }, box) {
 
 /** @type {Column<Api.Delegation>[]} */
 const COLUMNS = [
-  { title: "from", cell: (row) => row.source },
-  { title: "to", cell: (row) => (row.kind === "edge"
+  { title: "From", cell: (row) => row.source },
+  { title: "To", cell: (row) => (row.kind === "edge"
     ? h("a", { href: `#/fleet/${encodeURIComponent(row.target)}` }, row.target) : row.target) },
-  { title: "kind", cell: (row) => (row.kind === "edge" ? "edge" : "agent") },
-  { title: "calls", number: true, cell: (row) => count(row.calls) },
-  { title: "failed", number: true, cell: (row) => (row.errors
+  { title: "Kind", cell: (row) => (row.kind === "edge" ? "edge" : "agent") },
+  { title: "Calls", number: true, cell: (row) => count(row.calls) },
+  { title: "Failed", number: true, cell: (row) => (row.errors
     ? badge("bad", `${count(row.errors)} (${percent(row.errors / row.calls)})`) : "0") },
-  { title: "last", cell: (row) => when(row.last) },
+  { title: "Last", cell: (row) => when(row.last) },
 ];
 
 /**
@@ -242,5 +243,5 @@ const COLUMNS = [
  */
 export function delegationTable(found) {
   const sorted = [...found].sort((a, b) => b.calls - a.calls);
-  return table("who delegates to whom, most calls first", COLUMNS, sorted.slice(0, 500));
+  return table("delegations, most calls first", COLUMNS, sorted.slice(0, 500));
 }

@@ -2,7 +2,7 @@
 // Metrics of tools and requests, computed from the stored records.
 
 import { get } from "../../api.js";
-import { h, replace } from "../../dom.js";
+import { h, onAbort, replace } from "../../dom.js";
 import { count, duration, millis, money, percent } from "../../format.js";
 import { on } from "../../live.js";
 import { field, figure, load, select, table } from "../../components.js";
@@ -24,7 +24,7 @@ export async function mount(root, _args, signal) {
   const span = select(SPANS, "86400", look);
   const agent = select([["", "all agents"]], "", look);
   fillAgents(agent, signal);
-  const filters = h("div", { class: "row filters" }, field("Span", span), field("Agent", agent));
+  const filters = h("div", { class: "row filters" }, field("Period", span), field("Agent", agent));
   replace(root, filters, place);
   let timer = 0;
   on("runs", (changed) => {
@@ -32,7 +32,7 @@ export async function mount(root, _args, signal) {
     clearTimeout(timer);
     timer = setTimeout(look, SETTLE);
   }, signal);
-  signal.addEventListener("abort", () => clearTimeout(timer), { once: true });
+  onAbort(signal, () => clearTimeout(timer));
   await look();
 }
 
@@ -57,11 +57,11 @@ function page(found) {
 function summary(all) {
   return h("section", { class: "card row figures", "aria-label": "All requests" },
     figure("requests", count(all.count)),
-    figure("iterations each", count(all.iterations.avg), "turns of the loop, on average"),
-    figure("time to final response, p50", duration(all.seconds.p50)),
-    figure("p95", duration(all.seconds.p95)),
+    figure("turns per request", count(all.iterations.avg), "on average"),
+    figure("time to answer, p50", duration(all.seconds.p50)),
+    figure("time to answer, p95", duration(all.seconds.p95)),
     figure("recovery rate", all.recovery_rate === null ? "nothing failed"
-      : percent(all.recovery_rate), "failed calls after which the run still completed"),
+      : percent(all.recovery_rate), "failed calls that a later call made up for"),
     figure("wall time saved", duration(all.saved_seconds), "by calls that ran in parallel"),
     figure("tokens", count(all.tokens_in + all.tokens_out)),
     figure("cost", money(all.unpriced && !all.cost ? null : all.cost),
@@ -85,8 +85,8 @@ function plots({ series, tool_series: byTool, tools, requests }) {
     bars({ title: "Calls per tool", format: count,
       items: tools.slice(0, 12).map((one) => ({ name: one.tool, value: one.calls })) }),
     linePlot({ title: "Cost", series: [{ name: "cost", points: over("cost") }], format: money }),
-    linePlot({ title: "Loop iterations per request",
-      series: [{ name: "iterations", points: over("iterations") }], format: count }),
+    linePlot({ title: "Turns per request",
+      series: [{ name: "turns", points: over("iterations") }], format: count }),
     linePlot({ title: "Requests and calls", format: count, series: [
       { name: "requests", points: over("runs") }, { name: "calls", points: over("calls") },
       { name: "failed calls", points: over("errors") }] }),
@@ -102,14 +102,14 @@ function toolTable(tools) {
   const errors = (one) => Object.entries(one.errors).map(([kind, n]) => `${kind} ${n}`).join(", ");
   return h("section", { class: "card", "aria-label": "Per tool" }, h("h2", null, "Per tool"),
     table("metrics per tool", [
-      { title: "tool", cell: (one) =>
+      { title: "Tool", cell: (one) =>
         h("a", { href: `#/tools/${encodeURIComponent(one.tool)}`, class: "mono" }, one.tool) },
-      { title: "calls", number: true, cell: (one) => count(one.calls) },
-      { title: "success", number: true, cell: (one) => percent(one.success_rate) },
-      { title: "denied", number: true, cell: (one) => count(one.denied) },
-      { title: "average", number: true, cell: (one) => millis(one.avg_ms) },
+      { title: "Calls", number: true, cell: (one) => count(one.calls) },
+      { title: "Success", number: true, cell: (one) => percent(one.success_rate) },
+      { title: "Denied", number: true, cell: (one) => count(one.denied) },
+      { title: "Average", number: true, cell: (one) => millis(one.avg_ms) },
       { title: "p50", number: true, cell: (one) => millis(one.p50_ms) },
       { title: "p95", number: true, cell: (one) => millis(one.p95_ms) },
-      { title: "errors", cell: (one) => errors(one) || "none" },
+      { title: "Errors", cell: (one) => errors(one) || "none" },
     ], tools));
 }

@@ -18,7 +18,7 @@ export function actions(page) {
   const { view, signal } = page;
   const stop = button("■ Stop", async () => {
     const { cancelled } = await postEmpty(path(view.run_id, "/cancel"), { signal });
-    toast(cancelled ? "The run is being cancelled." : "The run had already ended.");
+    toast(cancelled ? "The run is being cancelled." : "The run has already ended.");
   }, { tone: "danger" });
   page.stopButton = stop;
   const write = may("runs:write");
@@ -37,11 +37,11 @@ export function actions(page) {
 async function checkReplay(id, signal) {
   const result = await postEmpty(path(id, "/replay"), { signal });
   dialog("Replay", result.same
-    ? [h("p", null, badge("good", "the same")),
-      h("p", null, `Replayed ${result.records} records, byte for byte the same.`)]
-    : [h("p", null, badge("bad", "not the same")),
+    ? [h("p", null, badge("good", "identical")),
+      h("p", null, `Replayed ${result.records} records, all identical byte for byte.`)]
+    : [h("p", null, badge("bad", "different")),
       h("p", null, `It differs at record ${result.differs_at}: ${result.reason || "unknown"}.`),
-      h("p", { class: "soft" }, `The ${result.records} records before it are the same.`)]);
+      h("p", { class: "soft" }, `The ${result.records} records before it are identical.`)]);
 }
 
 /**
@@ -63,11 +63,13 @@ export function forkDialog(page, turn) {
       { turn: Number(where.value), message: message.value, model: model.value.trim() }));
   } } },
   field("Turn to run again", where, "Earlier turns are kept."),
-  field("New message", message, "At turn 1 it replaces the original message; optional."),
-  field("Model", model, "Empty: the agent's own."),
+  field("New message", message, "Optional. At turn 1 it replaces the original message."),
+  field("Model", model, "Leave empty to use the agent's model."),
   problem, h("div", { class: "row end" }, go));
   const made = dialog("Fork this run", form);
-  page.signal.addEventListener("abort", () => made.close(), { once: true });
+  const closed = new AbortController();
+  made.addEventListener("close", () => closed.abort());
+  page.signal.addEventListener("abort", () => made.close(), { signal: closed.signal });
 }
 
 /**
@@ -92,8 +94,8 @@ async function chooseOther(view, signal) {
   const { items } = await get("/v1/runs", { limit: 100 }, { signal });
   const others = items.filter((one) => one.run_id !== view.run_id)
     .map((one) => [one.run_id, `${moment(one.began_at)} · ${one.agent} · ${
-      oneLine(one.asked || "(nothing)", 50)}`]);
-  const list = select([["", "choose a run"], ...others], "");
+      oneLine(one.asked || "(no message)", 50)}`]);
+  const list = select([["", "Choose a run"], ...others], "");
   const typed = h("input", { type: "text", autocomplete: "off", class: "mono" });
   /** @param {SubmitEvent} event */
   const go = (event) => {
@@ -106,7 +108,7 @@ async function chooseOther(view, signal) {
   };
   const made = dialog("Compare with another run",
     h("form", { class: "dialog-form", on: { submit: go } },
-      field("One of the newest", list), field("Or its id", typed),
+      field("A recent run", list), field("Or the id of a run", typed),
       h("div", { class: "row end" }, h("button", { class: "primary" }, "Compare"))));
 }
 

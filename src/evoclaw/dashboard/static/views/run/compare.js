@@ -2,7 +2,7 @@
 // Compares two runs: timelines on one scale, and their differences.
 
 import { get, text } from "../../api.js";
-import { h, oneLine, replace } from "../../dom.js";
+import { h, onAbort, oneLine, replace } from "../../dom.js";
 import { count, duration, money } from "../../format.js";
 import { badge, button, empty, load, runBadge, when } from "../../components.js";
 import { changed } from "./changes.js";
@@ -43,11 +43,12 @@ function timelines(found, signal) {
       onSelect: (one) => timeline.select(one), onLook: () => alike(timeline, rows) });
     timeline.element.addEventListener("scroll", () => alike(timeline, rows), { passive: true });
     timeline.set(run, { now: run.last ?? 0, total });
-    signal.addEventListener("abort", () => timeline.close(), { once: true });
+    onAbort(signal, () => timeline.close());
     return { view, run, timeline };
   });
   const first = rows[0].timeline;
-  return [h("div", { class: "row between" }, h("p", { class: "soft" }, "Both on one time scale."),
+  return [h("div", { class: "row between" },
+    h("p", { class: "soft" }, "Both use the same time scale."),
     h("div", { class: "row" },
       button("−", () => first.zoom(1 / 1.6), { label: "Zoom out" }),
       button("+", () => first.zoom(1.6), { label: "Zoom in" }),
@@ -87,8 +88,8 @@ function part({ view, run, timeline }, place) {
 /** @param {Api.RunComparison} options */
 function differences({ same, differences: found }) {
   if (same) {
-    return [h("h2", null, "Differences"), empty("The runs are the same: turns, calls, results, "
-      + "tokens. Ids and times are ignored.")];
+    return [h("h2", null, "Differences"), empty("No differences: turns, calls, results and tokens "
+      + "are the same. Ids and times are ignored.")];
   }
   const turns = new Map();
   for (const one of found) turns.set(one.turn, [...(turns.get(one.turn) || []), one]);

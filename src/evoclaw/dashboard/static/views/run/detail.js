@@ -135,7 +135,7 @@ function turnPart(detail, turn, run) {
       ["sent", turn.chars ? some(turn.chars, "character") : null]]),
     turn.failed && part("No reply", h("p", { class: "bad-text" },
       `${turn.failed.kind}: ${turn.failed.reason}`)),
-    turn.messages.map((one) => part(`Message before it${one.why ? ` (${one.why})` : ""}`,
+    turn.messages.map((one) => part(`Message before this turn${one.why ? ` (${one.why})` : ""}`,
       textBlock(one.message.blocks.map(blockText).join("\n"),
         "message"))),
     turn.retries.map((one) => part(`Retry (${one.attempt})`,

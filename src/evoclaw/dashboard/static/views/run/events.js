@@ -12,7 +12,7 @@ const PIECES = new Set(["text_delta", "reasoning_delta", "call_output"]);
 /** @type {{[kind: string]: [string, (record: Api.Record) => boolean]}} */
 const KINDS = {
   facts: ["without streamed text", (record) => !PIECES.has(record.event.type)],
-  all: ["every record", () => true],
+  all: ["all records", () => true],
   calls: ["calls", (record) => /^call_|^approval/.test(record.event.type)],
   trouble: ["problems", isTrouble],
 };

@@ -7,12 +7,12 @@ import { count, duration, money } from "../../format.js";
 import { badge, figure, fold, load, runBadge, textBlock, when } from "../../components.js";
 
 const FIGURES = {
-  turns: ["turns", "Replies of the model"],
+  turns: ["turns", "Replies from the model"],
   calls: ["calls", "Calls that ran"],
   tokens: ["tokens in / out", "As counted by the provider"],
-  cost: ["cost", "No price: the price of the model is unknown"],
+  cost: ["cost", "“unknown”: the price of the model is not known"],
   wall: ["wall time", "From the first record to the last"],
-  saved: ["saved by overlap", "The sum of the call durations, less the time in which calls ran"],
+  saved: ["saved in parallel", "The sum of the call durations, minus the time in which calls ran"],
 };
 
 /** The head. */
@@ -44,7 +44,7 @@ export class Head {
     const { view } = this;
     return h("span", { class: "soft small" }, view.agent, " · ", this.model, " · ",
       when(view.began_at), " · ", h("a", { href: `#/chat/${encodeURIComponent(view.session_id)}` },
-        "its session"));
+        "session"));
   }
 
   asked() {
@@ -88,7 +88,7 @@ export class Head {
     if (key === this.reasonShown) return;
     this.reasonShown = key;
     this.reason.hidden = !reason && !waits;
-    replace(this.reason, reason, waits && [" ", h("a", { href: "#/approvals" }, "Answer it")]);
+    replace(this.reason, reason, waits && [" ", h("a", { href: "#/approvals" }, "Answer")]);
   }
 
   loadBudget() {

@@ -15,7 +15,7 @@ export const OUTCOMES = {
   timeout: ["bad", "⧗", "timed out"],
   denied: ["bad", "⊘", "denied"],
   cancelled: ["quiet", "◌", "cancelled"],
-  lost: ["quiet", "◌", "has no result"],
+  lost: ["quiet", "◌", "no result"],
   running: ["busy", "◐", "running"],
   waiting: ["warn", "▲", "waiting for a person"],
   queued: ["quiet", "○", "queued"],

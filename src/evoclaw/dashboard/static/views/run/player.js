@@ -1,7 +1,7 @@
 // @ts-check
 // The replay controls of a run: play, speed, and a slider over its records.
 
-import { h, inside, setText } from "../../dom.js";
+import { h, inside, onAbort, setText } from "../../dom.js";
 import { duration } from "../../format.js";
 import { button, select } from "../../components.js";
 import { says } from "./labels.js";
@@ -36,7 +36,7 @@ export class Player {
         select(SPEEDS, this.speed, (value) => { this.speed = value; })),
       this.range, this.where, this.back);
     this.element.addEventListener("keydown", (event) => this.pressed(event));
-    signal.addEventListener("abort", () => { this.playing = false; }, { once: true });
+    onAbort(signal, () => { this.playing = false; });
   }
 
   /** Seconds that were played since the current record. */

@@ -42,7 +42,7 @@ export function receiptPart(call, page) {
   let tries = 0;
   load(place, () => page.receiptsOf(call, tries++ > 0),
     (items) => (items.length ? items.map(receipt)
-      : h("p", { class: "soft" }, more ? "" : "No device signed this call.")), page.signal);
+      : h("p", { class: "soft" }, more ? "" : "No machine signed this call.")), page.signal);
   return h("div", { class: "detail-part" }, h("h3", null, "Receipt"), more, place);
 }
 
@@ -54,14 +54,14 @@ function checkedOnArrival(call) {
   const details = call.result?.details || {};
   const several = Array.isArray(details.receipts) ? details.receipts : [];
   const all = [details.receipt, ...several].filter((one) => one && typeof one === "object");
-  return all.length > 0 && h("p", { class: "row small" }, "on arrival:", all.map((one) =>
+  return all.length > 0 && h("p", { class: "row small" }, "On arrival:", all.map((one) =>
     badge(one.state === "valid" ? "good" : "bad", `${one.state}, ${one.agent} ${one.id || ""}`)));
 }
 
 /** @param {Api.ReceiptView} one */
 function receipt(one) {
-  const valid = one.valid === null ? badge("quiet", "no known key")
-    : badge(one.valid ? "good" : "bad", one.valid ? "valid" : "not valid");
+  const valid = one.valid === null ? badge("quiet", "key unknown")
+    : badge(one.valid ? "good" : "bad", one.valid ? "valid" : "invalid");
   return h("div", { class: "receipt" },
     facts([["checked now", valid], ["signed by", one.agent_id], ["counter", one.counter],
       ["chain", h("code", null, one.chain)], ["hash", h("code", null, one.hash)],

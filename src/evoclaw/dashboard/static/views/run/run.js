@@ -2,7 +2,7 @@
 // One run: timeline, records and details; live, or as a replay.
 
 import { follow, get } from "../../api.js";
-import { h, perFrame, replace } from "../../dom.js";
+import { h, onAbort, perFrame, replace, ticking } from "../../dom.js";
 import { on } from "../../live.js";
 import { button, failed, load, select } from "../../components.js";
 import { actions, forkDialog } from "./actions.js";
@@ -89,12 +89,11 @@ export class RunPage {
   begin() {
     const { signal } = this;
     on("runs", (changed) => this.onRuns(changed), signal);
-    const tick = setInterval(() => { if (this.isLive) this.draw(); }, TICK);
-    signal.addEventListener("abort", () => {
-      clearInterval(tick);
+    ticking(() => { if (this.isLive) this.draw(); }, signal, TICK);
+    onAbort(signal, () => {
       this.timeline.close();
       this.events.close();
-    }, { once: true });
+    });
     this.watch();
   }
 
@@ -235,7 +234,7 @@ export class RunPage {
 }
 
 function legend() {
-  return h("ul", { class: "tl-legend", "aria-label": "What the bars mean" },
+  return h("ul", { class: "tl-legend", "aria-label": "Legend" },
     h("li", null, h("span", { class: "swatch thinks" }), "model is thinking"),
     h("li", null, h("span", { class: "swatch writes" }), "model is writing"),
     ["ok", "failed", "denied", "running", "waiting"].map((how) => h("li", null,

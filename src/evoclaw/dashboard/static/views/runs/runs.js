@@ -13,9 +13,9 @@ export const title = "Runs";
 const STATES = {
   "": ["all", () => true],
   running: ["running or queued", (run) => ["running", "queued"].includes(run.state)],
-  waiting: ["waiting for a person", (run) => run.state === "waiting"],
+  waiting: ["waiting for approval or an answer", (run) => run.state === "waiting"],
   completed: ["completed", (run) => run.stop === "completed"],
-  trouble: ["ended without completing", (run) => run.state === "ended" && run.stop !== "completed"],
+  trouble: ["failed or stopped early", (run) => run.state === "ended" && run.stop !== "completed"],
 };
 /** @type {{[state: string]: string}} */
 const ASKED = { running: "running", waiting: "waiting", completed: "ended", trouble: "ended" };
@@ -45,7 +45,7 @@ class RunList {
     this.place = h("div");
     this.draw = perFrame(unpressed(this.place, signal, () => this.drawNow()));
     this.more = button("Older runs", () => this.fetch());
-    this.compare = button("Compare the two", () => this.goCompare(), { tone: "primary" });
+    this.compare = button("Compare", () => this.goCompare(), { tone: "primary" });
     this.note = h("span", { class: "small soft", role: "status" });
     const states = Object.entries(STATES).map(([key, [text]]) => [key, text]);
     this.bar = h("div", { class: "row runs-bar" },
@@ -98,7 +98,7 @@ class RunList {
     const sorted = [...known.values()].filter(fits).sort((a, b) => began(b) - began(a));
     const held = document.activeElement?.getAttribute("data-run");
     replace(this.place, sorted.length ? table("runs, the newest first", this.columns(), sorted)
-      : empty(this.state ? "No run has this state." : "No runs yet. Send a message in Chat."));
+      : empty(this.state ? "No runs in this state." : "No runs yet. Send a message in Chat."));
     if (held) {
       /** @type {HTMLElement|null} */
       const again = this.place.querySelector(`[data-run="${CSS.escape(held)}"]`);
@@ -109,7 +109,7 @@ class RunList {
 
   drawChoice() {
     this.compare.hidden = this.chosen.length !== 2;
-    const notes = ["Tick two runs to compare them.", "Tick one more.", ""];
+    const notes = ["Select two runs to compare them.", "Select one more.", ""];
     replace(this.note, notes[this.chosen.length]);
   }
 
@@ -118,26 +118,26 @@ class RunList {
     const pick = (run) => {
       const made = h("input", { type: "checkbox", data: { run: run.run_id },
         checked: this.chosen.includes(run.run_id),
-        "aria-label": `compare ${oneLine(run.asked || run.run_id, 60)}`,
+        "aria-label": `Compare ${oneLine(run.asked || run.run_id, 60)}`,
         on: { change: () => this.choose(run.run_id, made.checked) } });
       return h("label", { class: "check" }, made);
     };
-    return [{ title: "compare", cell: pick }, ...COLUMNS];
+    return [{ title: "Compare", cell: pick }, ...COLUMNS];
   }
 }
 
 /** @type {Column<Api.RunView>[]} */
 const COLUMNS = [
-  { title: "message", cell: (run) => h("a", { href: `#/runs/${encodeURIComponent(run.run_id)}` },
-    oneLine(run.asked || "(nothing)", 90)) },
-  { title: "state", cell: runBadge },
-  { title: "agent", cell: (run) => run.agent },
-  { title: "started", cell: (run) => when(run.began_at) },
-  { title: "took", number: true, cell: (run) =>
+  { title: "Message", cell: (run) => h("a", { href: `#/runs/${encodeURIComponent(run.run_id)}` },
+    oneLine(run.asked || "(no message)", 90)) },
+  { title: "State", cell: runBadge },
+  { title: "Agent", cell: (run) => run.agent },
+  { title: "Started", cell: (run) => when(run.began_at) },
+  { title: "Took", number: true, cell: (run) =>
     (run.ended_at ? duration(run.ended_at - began(run)) : "–") },
-  { title: "turns", number: true, cell: (run) => run.turns || 0 },
-  { title: "calls", number: true, cell: (run) => run.calls || 0 },
-  { title: "cost", number: true, cell: (run) => money(run.cost === undefined ? 0 : run.cost) },
+  { title: "Turns", number: true, cell: (run) => run.turns || 0 },
+  { title: "Calls", number: true, cell: (run) => run.calls || 0 },
+  { title: "Cost", number: true, cell: (run) => money(run.cost === undefined ? 0 : run.cost) },
 ];
 
 /** @param {Api.RunView} run */

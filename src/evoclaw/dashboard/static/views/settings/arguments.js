@@ -72,12 +72,12 @@ export function argumentForm(schema) {
   const fromFields = () => Object.fromEntries(fields.map(({ name, read }) => [name, read()])
     .filter(([, value]) => value !== undefined));
   const draw = () => {
-    change.textContent = asJson ? "As a form" : "As JSON";
-    replace(place, asJson ? field("Arguments, as JSON", whole)
+    change.textContent = asJson ? "Edit as a form" : "Edit as JSON";
+    replace(place, asJson ? field("Arguments as JSON", whole)
       : h("div", { class: "settings-form" }, fields.map(({ name, about, input }) => field(
         required.has(name) ? `${name} (required)` : name, input, oneLine(about, 110)))));
   };
-  const change = button("As JSON", () => {
+  const change = button("Edit as JSON", () => {
     if (!asJson) whole.value = JSON.stringify(fromFields(), null, 2);
     asJson = !asJson;
     draw();

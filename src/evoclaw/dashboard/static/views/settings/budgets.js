@@ -5,7 +5,7 @@ import { get } from "../../api.js";
 import { h, lookup, replace } from "../../dom.js";
 import { bytes, count, duration, money, percent } from "../../format.js";
 import { may } from "../../live.js";
-import { badge, button, empty, load } from "../../components.js";
+import { badge, button, empty, load, missingScope } from "../../components.js";
 
 /** @type {{[kind: string]: ((value: number|null) => string)|undefined}} */
 const FORMATS = lookup({ dollars: money, seconds: duration,
@@ -18,7 +18,7 @@ const ORDER = ["dollars", "tokens", "calls", "turns", "seconds", "files", "lines
  */
 export function showBudgets(place, signal) {
   if (!may("budgets:read")) {
-    return replace(place, empty("Your token cannot see budgets: it lacks 'budgets:read'."));
+    return replace(place, missingScope("see budgets", "budgets:read"));
   }
   const list = h("div", { class: "accounts" });
   const closed = h("input", { type: "checkbox", on: { change: () => again() } });
@@ -26,7 +26,7 @@ export function showBudgets(place, signal) {
     { closed: closed.checked ? "true" : "" }, { signal }), ({ items }) => (items.length
     ? items.map(account) : empty("Nothing has been spent yet.")), signal);
   replace(place, h("div", { class: "row between" },
-    h("label", { class: "check small" }, closed, "include closed accounts"),
+    h("label", { class: "check small" }, closed, "Include closed accounts"),
     button("Refresh", again)), list);
   return again();
 }
@@ -64,7 +64,7 @@ function account(one) {
     h("h2", null, nameOf(one.account), " ", one.closed && badge("quiet", "closed")),
     bounded.map(([kind, found]) => bounds(kind, found)),
     free.length > 0 && h("div", { class: "free" },
-      h("h3", { class: "soft" }, bounded.length ? "Without a limit" : "No limit is set"),
+      h("h3", { class: "soft" }, bounded.length ? "No limit" : "No limits"),
       h("dl", null, free.map(([kind, { spent, reserved }]) => {
         const format = FORMATS[kind] || count;
         return h("div", null, h("dt", null, kind), h("dd", null, format(spent),

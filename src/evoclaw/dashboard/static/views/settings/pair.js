@@ -5,7 +5,8 @@ import { post } from "../../api.js";
 import { h, replace, s, setText, ticking } from "../../dom.js";
 import { duration, some } from "../../format.js";
 import { fleet, may, on } from "../../live.js";
-import { badge, button, busy, copyButton, empty, field, select, toast } from "../../components.js";
+import { badge, busy, button, copyButton, field, missingScope, select, toast }
+  from "../../components.js";
 import { approveTools, mayApprove } from "../fleet/card.js";
 
 const QUIET = 4; // the width of the quiet zone, in modules
@@ -18,7 +19,7 @@ const TIMES = [["15", "15 minutes"], ["60", "1 hour"], ["1440", "1 day"], ["1008
  */
 export function showPair(place, signal) {
   if (!may("fleet:write")) {
-    return replace(place, empty("Your token cannot invite devices: it lacks 'fleet:write'."));
+    return replace(place, missingScope("invite devices", "fleet:write"));
   }
   const name = h("input", { required: true, maxlength: "64", autocomplete: "off",
     placeholder: "kitchen-pi" });
@@ -28,10 +29,10 @@ export function showPair(place, signal) {
   /** @type {AbortController|null} */
   let current = null; // aborted when another invitation replaces it
   const form = h("form", { class: "card settings-make" }, h("h2", null, "Pair a device"),
-    h("p", { class: "soft" }, "The device only needs EvoClaw. It creates its own key; "
-      + "the invitation works once and only for this name."),
+    h("p", { class: "soft" }, "EvoClaw must be installed on the device. The invitation works once, "
+      + "and only for this name."),
     h("div", { class: "settings-form" },
-      field("Name of the device", name, "letters, digits, - and _"),
+      field("Name of the device", name, "Letters, digits, - and _"),
       field("The invitation is valid for", minutes)),
     h("div", { class: "row" }, go));
   form.addEventListener("submit", (event) => {
@@ -63,7 +64,7 @@ export function invitation(id, made, until, signal) {
   const command = made.command || `evoclaw edge join ${made.url} --token ${made.token}`;
   const left = h("span", { class: "invite-left" });
   const state = h("div", { class: "invite-state", role: "status" });
-  const code = made.qr?.length ? qrCode(made.qr, `the invitation of ${id} as a QR code`) : null;
+  const code = made.qr?.length ? qrCode(made.qr, `invitation for ${id} as a QR code`) : null;
   watch(id, until, { left, state, code }, signal);
   return h("section", { class: "card invite" },
     h("div", { class: "row between" }, h("h2", { tabindex: "-1" }, `Invitation for ${id}`), left),
@@ -71,16 +72,16 @@ export function invitation(id, made, until, signal) {
     made.warning && h("p", null, badge("warn", "only on this machine"), " ", made.warning),
     h("div", { class: "invite-ways" },
       code ? h("div", { class: "invite-code" }, code,
-        h("p", { class: "soft small" }, "Scan it on the device."))
+        h("p", { class: "soft small" }, "Scan this code on the device."))
         : h("p", { class: "soft small" }, "This orchestrator provides no QR code."),
       h("div", { class: "invite-words" },
-        h("h3", null, code ? "Or type this on the device" : "Type this on the device"),
+        h("h3", null, code ? "Or run this on the device" : "Run this on the device"),
         copied(command, "the command"),
         made.link && [h("h3", null, "Or use the link"), copied(made.link, "the link")],
-        h("h3", null, "Then start it there"),
+        h("h3", null, "Then start the edge there"),
         copied("evoclaw edge --config agent.toml", "the start command"),
-        h("p", { class: "soft small" }, "Anyone with the invitation can join as this device, once, "
-          + "until it expires. Do not share it."))));
+        h("p", { class: "soft small" }, "Anyone who has the invitation can join once as this "
+          + "device until it expires. Do not share it."))));
 }
 
 /** @param {string} text @param {string} what */
@@ -109,8 +110,8 @@ function watch(id, until, { left, state, code }, signal) {
     if (next === stage) return;
     stage = next;
     replace(state, here ? arrived(edge, waiting) : over > 0
-      ? badge("busy", `waiting for ${id} to come online…`)
-      : badge("bad", "the invitation has expired: create another"));
+      ? badge("busy", `Waiting for ${id} to come online…`)
+      : badge("bad", "The invitation has expired. Create another."));
   };
   on("fleet", draw, signal);
   ticking(draw, signal);
@@ -121,12 +122,12 @@ function watch(id, until, { left, state, code }, signal) {
 function arrived(edge, waiting) {
   return h("div", { class: "row" }, badge("good", `${edge.agent_id} is online`),
     waiting > 0 && badge("warn", `${some(waiting, "tool waits", "tools wait")} for approval`),
-    waiting > 0 && mayApprove() && button("Approve its tools…",
+    waiting > 0 && mayApprove() && button("Approve tools…",
       () => approveTools(fleet.get(edge.agent_id)), { tone: "primary" }),
     waiting > 0 && !mayApprove() && h("span", { class: "soft small" },
-      "only a person may approve them (scopes 'fleet:write' and 'human')"),
-    waiting === 0 && h("span", { class: "soft" }, "its tools are available"),
-    h("a", { href: `#/fleet/${encodeURIComponent(edge.agent_id)}` }, "show the edge"));
+      "Only a person may approve them: your token needs the scopes 'fleet:write' and 'human'."),
+    waiting === 0 && h("span", { class: "soft" }, "Its tools are available."),
+    h("a", { href: `#/fleet/${encodeURIComponent(edge.agent_id)}` }, "Show the edge"));
 }
 
 /**

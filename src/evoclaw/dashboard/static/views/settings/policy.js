@@ -4,11 +4,11 @@
 import { get, post } from "../../api.js";
 import { h, lookup, oneLine, replace, setText } from "../../dom.js";
 import { may } from "../../live.js";
-import { badge, button, empty, failed, field, fold, jsonBlock, load, select, table, verdictBadge }
-  from "../../components.js";
+import { badge, button, empty, failed, field, fold, jsonBlock, load, missingScope, select, table,
+  verdictBadge } from "../../components.js";
 import { argumentForm } from "./arguments.js";
 
-const LEVELS = lookup({ read_only: "only reads", supervised: "asks before it writes",
+const LEVELS = lookup({ read_only: "may only read", supervised: "asks before it writes",
   full: "acts without asking, within the policies" });
 
 /**
@@ -17,7 +17,7 @@ const LEVELS = lookup({ read_only: "only reads", supervised: "asks before it wri
  */
 export function showPolicy(place, signal) {
   if (!may("tools:read")) {
-    return replace(place, empty("Your token cannot see policies: it lacks 'tools:read'."));
+    return replace(place, missingScope("see policies", "tools:read"));
   }
   const explain = h("section", { class: "card settings-make" }), rules = h("section");
   replace(place, explain, rules);
@@ -36,7 +36,7 @@ async function agents(signal) {
 function policyShown({ level, presets, rules, settings }) {
   const list = h("div"), shown = h("span", { class: "soft small", role: "status" });
   const search = h("input", { type: "search", "aria-label": "Search rules",
-    placeholder: "name, verdict or what it says", on: { input: () => draw() } });
+    placeholder: "Search by name, verdict or description", on: { input: () => draw() } });
   const draw = () => {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
     const fit = rules.filter((rule) => words.every((word) =>
@@ -50,7 +50,7 @@ function policyShown({ level, presets, rules, settings }) {
     h("div", { class: "row" }, h("span", null, "The default agent ",
       badge("busy", level), " ", h("span", { class: "soft" }, LEVELS[level] || "")),
     presets.length > 0 && h("span", { class: "soft small" },
-      `presets of information flow: ${presets.join(", ")}`)),
+      `Information-flow presets: ${presets.join(", ")}`)),
     settingsShown(settings),
     h("div", { class: "row between" }, h("h2", null, `Rules (${rules.length})`), shown),
     h("div", { class: "rule-search" }, search), list];
@@ -58,10 +58,10 @@ function policyShown({ level, presets, rules, settings }) {
 
 /** @type {Column<Api.RuleView>[]} */
 const RULES = [
-  { title: "rule", cell: (rule) => h("code", null, rule.name) },
-  { title: "verdict", cell: (rule) => verdictBadge(rule.verdict) },
-  { title: "about", cell: (rule) => rule.summary },
-  { title: "from", cell: (rule) => rule.source },
+  { title: "Rule", cell: (rule) => h("code", null, rule.name) },
+  { title: "Verdict", cell: (rule) => verdictBadge(rule.verdict) },
+  { title: "About", cell: (rule) => rule.summary },
+  { title: "From", cell: (rule) => rule.source },
 ];
 
 /** @param {Api.JsonObject<any>} [settings] */
@@ -77,7 +77,7 @@ function settingsShown(settings) {
 function explainForm(tools, names, signal) {
   const sorted = [...tools].sort((a, b) => (a.name < b.name ? -1 : 1));
   const first = sorted.find((tool) => tool.name === "bash") || sorted[0];
-  if (!first) return empty("There are no tools.");
+  if (!first) return empty("No tools are available.");
   const about = h("p", { class: "soft small" }), place = h("div");
   const answer = h("div", { "aria-live": "polite", class: "explained" });
   let values = () => ({});

@@ -1,5 +1,5 @@
 // @ts-check
-// Settings: pairing, notifications, tokens, budgets, policies and the emergency stop.
+// Settings: pairing, channels, notifications, tokens, budgets, policies and the emergency stop.
 
 import { get } from "../../api.js";
 import { h, replace } from "../../dom.js";
@@ -7,6 +7,7 @@ import { may, me } from "../../live.js";
 import { badge, load } from "../../components.js";
 import { showFirstSteps } from "../../first_steps.js";
 import { showBudgets } from "./budgets.js";
+import { showChannels } from "./channels.js";
 import { showNotifications } from "./notifications.js";
 import { showPair } from "./pair.js";
 import { showPolicy } from "./policy.js";
@@ -19,6 +20,7 @@ export const title = "Settings";
 /** @type {{[name: string]: [string, (place: HTMLElement, signal: AbortSignal) => unknown]}} */
 const SECTIONS = {
   pair: ["Pair a device", showPair],
+  channels: ["Channels", showChannels],
   notifications: ["Notifications", showNotifications],
   tokens: ["Tokens", showTokens],
   budgets: ["Budgets", showBudgets],

@@ -5,7 +5,7 @@ import { get, post } from "../../api.js";
 import { h, replace } from "../../dom.js";
 import { fleet, known as live, may, on } from "../../live.js";
 import { release, stopName } from "../../stops.js";
-import { badge, button, confirmed, empty, failed, field, load, select, toast, when }
+import { badge, button, confirmed, failed, field, load, missingScope, select, toast, when }
   from "../../components.js";
 
 /** @type {{[kind: string]: [string, string]}} */
@@ -58,7 +58,7 @@ async function stop(kind, name) {
   if (reason === null) return null;
   const body = name ? { kind, name, reason } : { kind, reason };
   const { items } = await post("/v1/stops", body);
-  toast(`stopped: ${stopName({ kind, name })}`, "bad");
+  toast(`Stopped: ${stopName({ kind, name })}`, "bad");
   return items;
 }
 
@@ -68,7 +68,7 @@ async function stop(kind, name) {
  */
 export function showStops(place, signal) {
   if (!may("admin")) {
-    return replace(place, empty("Only an admin may stop things: your token lacks 'admin'."));
+    return replace(place, missingScope("use the emergency stop", "admin"));
   }
   const list = h("div");
   /** @param {Api.StopView[]} stops */
@@ -88,13 +88,14 @@ export function showStops(place, signal) {
 function stopsShown(stops, show) {
   if (!stops.length) return h("p", null, badge("good", "nothing is stopped"));
   return h("ul", { class: "stops" }, stops.map((one) => h("li", { class: "card row between" },
-    h("span", null, badge("bad", stopName(one)), " ", one.reason || "no reason was given", " ",
+    h("span", null, badge("bad", stopName(one)), " ", one.reason || "no reason given", " ",
       h("span", { class: "soft small" }, "by ", one.by || "?", ", ", when(one.at))),
     may("human") ? button("Release…", async () => {
       const left = await release(one);
       if (left) show(left);
     }, { label: `Release ${stopName(one)}` })
-      : h("span", { class: "soft small" }, "only a person may release it (scope 'human')"))));
+      : h("span", { class: "soft small" },
+        "Only a person may release it: your token lacks the scope 'human'."))));
 }
 
 /** @param {(stops: Api.StopView[]) => void} show @param {AbortSignal} signal */

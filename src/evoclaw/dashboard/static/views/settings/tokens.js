@@ -5,8 +5,8 @@ import { del, get, post } from "../../api.js";
 import { h, replace } from "../../dom.js";
 import { ago } from "../../format.js";
 import { may, me } from "../../live.js";
-import { badge, button, confirmed, copyButton, empty, field, load, select, table, toast, when }
-  from "../../components.js";
+import { badge, button, confirmed, copyButton, empty, field, load, missingScope, select, table,
+  toast, when } from "../../components.js";
 import { SCOPES, meaningOf } from "./scopes.js";
 
 /** @type {{[name: string]: [string, string[]]}} */
@@ -26,7 +26,7 @@ const EXPIRIES = [[String(DAY / 24), "1 hour"], [String(DAY), "1 day"], [String(
  */
 export function showTokens(place, signal) {
   if (!may("admin")) {
-    return replace(place, empty("Only an admin may create tokens: yours lacks the scope 'admin'."));
+    return replace(place, missingScope("create tokens", "admin"));
   }
   const list = h("div"), made = h("div", { "aria-live": "polite" });
   const again = () => load(list, () => get("/v1/tokens", null, { signal }),
@@ -50,8 +50,8 @@ function form(made, again) {
     button(text, () => choose(scopes)));
   const make = h("button", { class: "primary" }, "Create token");
   const element = h("form", { class: "card settings-make" }, h("h2", null, "Create a token"),
-    h("div", { class: "settings-form" }, field("Name of the token", name, "what it is for"),
-      field("User", user, "on whose behalf it acts; optional"), field("Expires", expiry)),
+    h("div", { class: "settings-form" }, field("Name of the token", name, "What it is for"),
+      field("User", user, "Optional: the user on whose behalf it acts"), field("Expires", expiry)),
     h("fieldset", null, h("legend", null, "Scopes"),
       h("div", { class: "row small" }, "for ", presets),
       h("div", { class: "scopes" }, boxes.map((box) => scopeBox(box)))),
@@ -87,9 +87,11 @@ function holds(scope) {
 
 /** @param {HTMLInputElement} box */
 function scopeBox(box) {
-  return h("label", { class: "check small", title: box.disabled ? "you do not hold it" : null },
-    box, h("span", null, h("code", null, box.value), " ",
-      h("span", { class: "soft" }, meaningOf(box.value), box.disabled && " (you do not hold it)")));
+  const why = box.disabled ? "A token can only grant scopes that it has" : null;
+  return h("label", { class: "check small", title: why }, box,
+    h("span", null, h("code", null, box.value), " ",
+      h("span", { class: "soft" }, meaningOf(box.value),
+        box.disabled && " (your token lacks it)")));
 }
 
 /** @param {HTMLElement} place @param {string} name @param {Api.CreatedToken} options */
@@ -114,17 +116,17 @@ function stateOf(token) {
 
 /** @param {Api.TokenView[]} items @param {() => unknown} again */
 function tokensShown(items, again) {
-  if (!items.length) return empty("No tokens except those of the configuration.");
+  if (!items.length) return empty("No tokens yet, except those in the configuration.");
   /** @type {Column<Api.TokenView>[]} */
   const columns = [
-    { title: "name", cell: (row) => [row.name, row.id === me().token
+    { title: "Name", cell: (row) => [row.name, row.id === me().token
       && h("span", { class: "soft small" }, " (yours)")] },
-    { title: "state", cell: stateOf },
-    { title: "scopes", cell: (row) => h("code", null, row.scopes.join(" ")) },
-    { title: "user", cell: (row) => row.user || "–" },
-    { title: "created", cell: (row) => when(row.made_at) },
-    { title: "expires", cell: (row) => (row.expires_at ? when(row.expires_at) : "never") },
-    { title: "last used", cell: (row) => ago(row.used_at) },
+    { title: "State", cell: stateOf },
+    { title: "Scopes", cell: (row) => h("code", null, row.scopes.join(" ")) },
+    { title: "User", cell: (row) => row.user || "–" },
+    { title: "Created", cell: (row) => when(row.made_at) },
+    { title: "Expires", cell: (row) => (row.expires_at ? when(row.expires_at) : "never") },
+    { title: "Last used", cell: (row) => ago(row.used_at) },
     { title: "", cell: (row) => !row.revoked_at && button("Revoke…", () => revoke(row, again),
       { tone: "danger", label: `Revoke the token ${row.name}` }) },
   ];
@@ -134,12 +136,12 @@ function tokensShown(items, again) {
 /** @param {Api.TokenView} token @param {() => unknown} again */
 async function revoke(token, again) {
   const text = token.id === me().token
-    ? "This is your current token: you will be logged out."
-    : "It stops working at once. This cannot be undone.";
+    ? "This is the token that you use now: you will be logged out."
+    : "It stops working immediately. This cannot be undone.";
   if (await confirmed(`Revoke the token “${token.name}”?`, text, { action: "Revoke" }) === null) {
     return;
   }
   await del(`/v1/tokens/${encodeURIComponent(token.id)}`);
-  toast(`${token.name} is revoked`);
+  toast(`Revoked the token “${token.name}”`);
   await again();
 }

@@ -47,7 +47,7 @@ async function usage(signal) {
 /** @param {Api.ToolList & {use: Map<string, Api.ToolSummary>}} options */
 function toolList({ items, absent, problems = [], use }) {
   const place = h("div");
-  const search = h("input", { type: "search", placeholder: "name or words" });
+  const search = h("input", { type: "search", placeholder: "Name or description" });
   const effect = select([["", "any effect"], ...new Set(items.map((tool) => tool.effect))]);
   const draw = () => {
     const wanted = search.value.toLowerCase();
@@ -62,11 +62,11 @@ function toolList({ items, absent, problems = [], use }) {
   return [
     h("div", { class: "row filters" }, field("Search", search), field("Effect", effect)), place,
     absent.length > 0 && fold(`${absent.length} tools are unavailable`, () =>
-      table("unavailable tools", [{ title: "tool", cell: (tool) => tool.name },
-        { title: "why", cell: (tool) => tool.why }], absent)),
-    problems.length > 0 && fold(`${problems.length} own tools or servers cannot be used`, () =>
-      table("problems", [{ title: "name", cell: (problem) => problem.name },
-        { title: "why", cell: (problem) => problem.why }], problems)),
+      table("unavailable tools", [{ title: "Tool", cell: (tool) => tool.name },
+        { title: "Why", cell: (tool) => tool.why }], absent)),
+    problems.length > 0 && fold(`${problems.length} custom tools or servers are unavailable`, () =>
+      table("problems", [{ title: "Name", cell: (problem) => problem.name },
+        { title: "Why", cell: (problem) => problem.why }], problems)),
   ];
 }
 
@@ -81,12 +81,12 @@ function columns(use) {
   /** @param {Api.ToolView} tool */
   const of = (tool) => use.get(tool.name);
   return [
-    { title: "tool", cell: (tool) => [
+    { title: "Tool", cell: (tool) => [
       h("a", { href: `#/tools/${encodeURIComponent(tool.name)}`, class: "mono" }, tool.name),
       h("div", { class: "small soft" }, oneLine(tool.description, 110))] },
-    { title: "effect", cell: (tool) => badge(EFFECTS[tool.effect] || "quiet", tool.effect) },
-    { title: "calls, 7 days", number: true, cell: (tool) => count(of(tool)?.calls || 0) },
-    { title: "failed", number: true, cell: (tool) => failures(of(tool)) },
+    { title: "Effect", cell: (tool) => badge(EFFECTS[tool.effect] || "quiet", tool.effect) },
+    { title: "Calls, 7 days", number: true, cell: (tool) => count(of(tool)?.calls || 0) },
+    { title: "Failed", number: true, cell: (tool) => failures(of(tool)) },
     { title: "p50", number: true, cell: (tool) => took(of(tool)?.p50_ms) },
     { title: "p95", number: true, cell: (tool) => took(of(tool)?.p95_ms) },
   ];
@@ -98,13 +98,13 @@ const failures = (use) => (use?.calls ? percent(1 - use.success_rate) : "–");
 /** @param {Api.SkillList} options */
 function skillList({ items, problems }) {
   if (!items.length && !problems.length) {
-    return empty("No skills. Create one with `evoclaw skills new`.");
+    return empty("No skills yet. Create one with `evoclaw skills new`.");
   }
   return [
     h("div", { class: "grid-cards" }, items.map(skillCard)),
     problems.length > 0 && table("unavailable skills", [
-      { title: "where", cell: (one) => one.path },
-      { title: "why", cell: (one) => [one.refused && badge("bad", "refused"), " ", one.reason] },
+      { title: "Where", cell: (one) => one.path },
+      { title: "Why", cell: (one) => [one.refused && badge("bad", "refused"), " ", one.reason] },
     ], problems),
   ];
 }
@@ -155,9 +155,9 @@ function detail(tool, use) {
     h("article", { class: "card" }, h("h2", { class: "mono" }, tool.name),
       h("p", { class: "lines" }, tool.description),
       facts(about)),
-    h("article", { class: "card" }, h("h2", null, "Use in 7 days"), use ? useTable(use)
-      : h("p", { class: "soft" }, "Not called.")),
-    h("article", { class: "card" }, h("h2", null, "Schema of the arguments"),
+    h("article", { class: "card" }, h("h2", null, "Use in the last 7 days"), use ? useTable(use)
+      : h("p", { class: "soft" }, "Not used.")),
+    h("article", { class: "card" }, h("h2", null, "Argument schema"),
       jsonBlock(tool.parameters, "schema")),
   ];
 }
@@ -167,7 +167,7 @@ function useTable(use) {
   const errors = Object.entries(use.errors).map(([kind, number]) => `${kind}: ${number}`);
   const rows = [
     ["Calls", count(use.calls)], ["Succeeded", percent(use.success_rate)],
-    ["On average", millis(use.avg_ms)], ["p50", millis(use.p50_ms)], ["p95", millis(use.p95_ms)],
+    ["Average", millis(use.avg_ms)], ["p50", millis(use.p50_ms)], ["p95", millis(use.p95_ms)],
     ["Errors", errors.join(", ") || "none"],
   ];
   return facts(rows);

@@ -19,9 +19,9 @@ export const flowLink = (name, run) =>
 
 /** When a workflow starts by itself, in words. @param {any} flow */
 export function scheduleText({ schedule, next_at: next }) {
-  if (!schedule) return "only by hand";
+  if (!schedule) return "manual";
   const rule = schedule.cron ? `${schedule.cron} (${schedule.timezone || "UTC"})`
     : `every ${duration(schedule.every_s)}`;
-  if (schedule.enabled === false) return `${rule}, turned off`;
+  if (schedule.enabled === false) return `${rule}, disabled`;
   return h("span", null, rule, next && [", next ", when(next)]);
 }

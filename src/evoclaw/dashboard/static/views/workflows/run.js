@@ -77,13 +77,13 @@ function stepShown(step, flow, path, draw) {
       step.due && h("span", { class: "soft small" }, "continues ", when(step.due))),
     step.asked && h("p", null, step.asked), step.error && h("p", null, step.error),
     answers(step, path, draw),
-    waits && h("p", null, h("a", { href: "#/approvals" }, "Show what waits for approval")),
+    waits && h("p", null, h("a", { href: "#/approvals" }, "Show pending approvals")),
     (step.run_ids || []).length > 0 && h("p", { class: "row small" }, step.run_ids.map(
       (/** @type {string} */ id, /** @type {number} */ index) =>
         h("a", { href: `#/runs/${encodeURIComponent(id)}` },
-          step.run_ids.length > 1 ? `run ${index + 1}` : "the run"))),
+          step.run_ids.length > 1 ? `run ${index + 1}` : "run"))),
     step.workflow_id && h("p", { class: "small" },
-      h("a", { href: flowLink(flow, step.workflow_id) }, "the workflow that it runs")),
+      h("a", { href: flowLink(flow, step.workflow_id) }, "Workflow run")),
     step.output !== undefined && step.output !== null && fold("Output",
       () => value(step.output, `output of ${step.name}`)));
 }
@@ -93,7 +93,8 @@ function answers(step, path, draw) {
   const allowed = step.answers || [];
   if (!allowed.length) return null;
   if (!may("human")) {
-    return h("p", { class: "soft small" }, "Only a person may answer: scope 'human'.");
+    return h("p", { class: "soft small" },
+      "Only a person may answer: your token lacks the scope 'human'.");
   }
   return h("div", { class: "row" }, allowed.map((/** @type {string} */ decision) =>
     button(ANSWERS[decision] || decision, async () => {
@@ -110,7 +111,7 @@ const value = (found, label) => (typeof found === "string" ? textBlock(found, la
 /** @param {any} run @param {string} path @param {() => Promise<void>} draw */
 async function cancel(run, path, draw) {
   const sure = await confirmed(`Cancel this run of ${run.name}?`,
-    "Runs that it started are cancelled too.", { action: "Cancel the run" });
+    "The runs it started are cancelled too.", { action: "Cancel the run" });
   if (sure === null) return;
   await postEmpty(`${path}/cancel`);
   await draw();

@@ -25,7 +25,7 @@ export async function showWorkflow(root, name, signal) {
   const draw = async () => {
     const { items } = await get("/v1/workflows", null, { signal });
     const flow = items.find((/** @type {any} */ one) => one.name === name);
-    if (!flow) throw new Error(`There is no workflow ${name}. It may have been deleted.`);
+    if (!flow) throw new Error(`Unknown workflow ${name}. It may have been deleted.`);
     if (signal.aborted) return flow;
     replace(about, h("h2", null, name), flow.description && h("p", null, flow.description),
       flow.problem ? h("p", { class: "definition-problem", role: "alert" }, flow.problem)
@@ -55,8 +55,8 @@ function startForm(flow, signal) {
     properties: Object.fromEntries(inputs.map(([name, one]) => [name, property(one)])),
     required: inputs.filter(([, one]) => isRequired(one)).map(([name]) => name) });
   const go = h("button", { class: "primary" }, "Run");
-  const made = h("form", { class: "card flow-form" }, h("h2", null, "Run it"),
-    form ? form.element : h("p", { class: "soft" }, "It takes no inputs."),
+  const made = h("form", { class: "card flow-form" }, h("h2", null, "Run"),
+    form ? form.element : h("p", { class: "soft" }, "This workflow takes no inputs."),
     h("div", { class: "row" }, go));
   made.addEventListener("submit", (event) => {
     event.preventDefault();
@@ -102,20 +102,21 @@ function schedule(flow, path, editor, draw) {
   const form = h("form", { class: "card flow-form" }, h("h2", null, "Schedule"), shown,
     h("div", { class: "settings-form" },
       field("Cron", cron, "minute, hour, day of month, month, day of week"),
-      field("Or every so many seconds", every), field("Time zone of cron", zone),
-      hasInputs && field("Inputs of each start, as JSON", inputs)),
-    h("label", { class: "check" }, enabled, " Turned on"),
+      field("Or interval, in seconds", every), field("Time zone for cron", zone),
+      hasInputs && field("Inputs for each scheduled run, as JSON", inputs)),
+    h("label", { class: "check" }, enabled, " Enabled"),
     h("div", { class: "row" }, save,
-      h("span", { class: "soft small" }, "Leave both empty to start it only by hand.")));
+      h("span", { class: "soft small" },
+        "Leave cron and interval empty to run it only manually.")));
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     return busy(save, async () => {
-      if (editor.changed) throw new Error("Save or discard your changes of the definition first.");
+      if (editor.changed) throw new Error("Save or discard your changes to the definition first.");
       const saved = await put(`${path}/schedule`, { sha256: editor.sha256, cron: cron.value.trim(),
         every_s: every.value ? Number(every.value) : null, timezone: zone.value.trim(),
         inputs: hasInputs ? parsed(inputs.value) : null, enabled: enabled.checked });
       editor.use(saved, true);
-      toast("saved: the schedule");
+      toast("Saved the schedule");
       await draw();
     });
   });
@@ -136,19 +137,19 @@ function showHistory(place, name, signal) {
   const work = () => get("/v1/workflow-runs", { name, limit: HISTORY_LIMIT }, { signal });
   return refreshing(place, work,
     (/** @type {any} */ { items }) => (items.length ? table(`runs of ${name}`, COLUMNS, items)
-      : empty("It has not run yet.")), signal);
+      : empty("This workflow has not run yet.")), signal);
 }
 
 /** @type {{title: string, number?: boolean, cell: (run: any) => any}[]} */
 const COLUMNS = [
-  { title: "started", cell: (run) => h("a", { href: flowLink(run.name, run.id) },
+  { title: "Started", cell: (run) => h("a", { href: flowLink(run.name, run.id) },
     when(run.started_at)) },
-  { title: "state", cell: (run) => stateBadge(run.state) },
-  { title: "took", number: true, cell: (run) =>
+  { title: "State", cell: (run) => stateBadge(run.state) },
+  { title: "Took", number: true, cell: (run) =>
     (run.ended_at ? duration(run.ended_at - run.started_at) : "–") },
-  { title: "started by", cell: (run) => (run.scheduled_for ? "its schedule"
+  { title: "Started by", cell: (run) => (run.scheduled_for ? "schedule"
     : run.parent ? "another workflow" : run.user || "–") },
-  { title: "result", cell: (run) => oneLine(run.error || resultText(run.output), 120) },
+  { title: "Result", cell: (run) => oneLine(run.error || resultText(run.output), 120) },
 ];
 
 /** @param {any} output */
@@ -157,10 +158,10 @@ const resultText = (output) => (output === undefined || output === null ? "–"
 
 /** @param {string} name @param {string} path @param {DefinitionEditor} editor */
 async function remove(name, path, editor) {
-  const sure = await confirmed(`Delete the workflow ${name}?`, "Its file is deleted, and its "
-    + "schedule ends. Runs that started stay, and continue.", { action: "Delete" });
+  const sure = await confirmed(`Delete the workflow ${name}?`, "This deletes its file and its "
+    + "schedule. Runs that have started continue, and stay in the history.", { action: "Delete" });
   if (sure === null) return;
   await del(path, { sha256: editor.sha256 });
-  toast(`deleted: workflow ${name}`);
+  toast(`Deleted workflow ${name}`);
   location.hash = "#/workflows";
 }

@@ -4,7 +4,7 @@
 import { get } from "../../api.js";
 import { h, oneLine, replace } from "../../dom.js";
 import { may } from "../../live.js";
-import { badge, button, empty, table, when } from "../../components.js";
+import { badge, button, empty, missingScope, table, when } from "../../components.js";
 import { DefinitionEditor, mayEdit, nameForm } from "../../definition_editor.js";
 import { refreshing } from "../../refresh.js";
 import { flowLink, scheduleText, stateBadge } from "./facts.js";
@@ -19,14 +19,14 @@ export const title = "Workflows";
  */
 export async function mount(root, args, signal) {
   if (!may("workflows:read")) {
-    return replace(root, empty("Your token cannot see workflows: it lacks 'workflows:read'."));
+    return replace(root, missingScope("see workflows", "workflows:read"));
   }
   const [name, run] = args;
   if (run) return showWorkflowRun(root, name, run, signal);
   if (name) return showWorkflow(root, name, signal);
   const list = h("section", { "aria-label": "Workflows" }), fresh = h("section");
   replace(root, h("div", { class: "row between" },
-    h("p", { class: "soft" }, "A workflow is a fixed sequence of steps: ask an agent, call a "
+    h("p", { class: "soft" }, "A workflow runs a fixed sequence of steps: ask an agent, call a "
       + "tool, wait, ask a person."),
     mayEdit() && button("New workflow", () => newWorkflow(fresh, signal), { tone: "primary" })),
   fresh, list);
@@ -44,19 +44,19 @@ async function everything(signal) {
 /** @param {any[]} flows */
 function shown(flows) {
   return flows.length ? table("workflows", COLUMNS, flows)
-    : empty("There are no workflows yet. A workflow is a file in the folder 'workflows' of the "
-      + "data folder.");
+    : empty("No workflows yet. A workflow is a TOML file in the folder 'workflows' of the data "
+      + "folder.");
 }
 
 /** @type {{title: string, number?: boolean, cell: (flow: any) => any}[]} */
 const COLUMNS = [
-  { title: "workflow", cell: (flow) => [h("a", { href: flowLink(flow.name) }, flow.name),
+  { title: "Workflow", cell: (flow) => [h("a", { href: flowLink(flow.name) }, flow.name),
     flow.description && h("div", { class: "small soft" }, oneLine(flow.description, 90))] },
-  { title: "steps", cell: (flow) => (flow.problem
+  { title: "Steps", cell: (flow) => (flow.problem
     ? h("span", null, badge("bad", "invalid"), " ", oneLine(flow.problem, 160))
     : oneLine((flow.steps || []).join(", "), 80)) },
-  { title: "schedule", cell: scheduleText },
-  { title: "last run", cell: (flow) => (flow.last ? h("a", { href: flowLink(flow.name,
+  { title: "Schedule", cell: scheduleText },
+  { title: "Last run", cell: (flow) => (flow.last ? h("a", { href: flowLink(flow.name,
     flow.last.id) }, stateBadge(flow.last.state), " ", when(flow.last.started_at)) : "–") },
 ];
 
