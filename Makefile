@@ -11,9 +11,10 @@ AIMOCK := $(VENV)/.aimock
 SCRIPTS := $(VENV)/.script-checks
 CORPUS := $(VENV)/.toml-test
 SQLD := $(VENV)/.sqld
+WEIGHTS := $(VENV)/.test-weights
 
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt lint types quick test test-all test-faults test-page test-bypass test-llm check bench fleetbench servicebench startbench \
+.PHONY: help setup fmt lint types quick test test-all test-faults test-page test-bypass test-llm test-weights check bench fleetbench servicebench startbench \
 	fleetspeed scalebench scalespeed pagebench growth soak tracebench taskbench toolbench embeddedbench policybench sandboxbench cagebench agentdojo mcp-conformance interop demo newcomer screenshots recording icons reference docs serve-docs constraints vendor clean
 
 help: ## list the targets
@@ -71,6 +72,12 @@ $(SQLD): $(READY)
 	-$(BIN)/python -m tests.support.database_servers $(VENV)/sqld
 	@touch $@
 
+# Model files for tests, 1.6 GB. If they cannot be had, the tests that need them are skipped with the
+# reason; the script says which.
+$(WEIGHTS): scripts/fetch_weights.py src/evoclaw/providers/models/catalogue.toml | $(BASE)
+	-$(BIN)/python scripts/fetch_weights.py $(BIN)/python $(VENV)/weights
+	@touch $@
+
 setup: $(READY) ## create .venv with the development dependencies
 
 fmt: $(READY) ## format the code
@@ -111,6 +118,8 @@ test-bypass: $(READY) ## fuzz the shell rules with 10,000 commands each; ends wi
 
 test-llm: $(READY) $(LOCAL) ## run the tool loop against a real local model
 	$(BIN)/pytest -m real_llm
+
+test-weights: $(WEIGHTS) ## fetch the model files that tests with a larger model need, 1.6 GB
 
 # Types are checked in parallel with the tests: the type checker uses the cores that waiting tests leave.
 check: lint ## check format, lint and types, and run all tests

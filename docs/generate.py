@@ -671,6 +671,7 @@ _WIRE_COMMANDS = {
     "prompt": "answer `prompt` with the model and the tools of the edge",
     "cancel": "cancel the command `request_id`; its outcome is then `cancelled`",
     "ping": "answer with `pong`",
+    "model_chunk": "a chunk of an installed model file: `sha256`, `offset`, `length`",
     "tools_list": "the tools with their schemas, from `offset`; `next` is the next offset",
     "get_metrics": "the metrics of the edge",
     "job": "`list` the jobs, `read` or `cancel` the job `job_id`",

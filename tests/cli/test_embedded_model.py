@@ -16,7 +16,7 @@ from evoclaw.core.history import History
 from evoclaw.core.messages import user
 from evoclaw.core.ports import Request
 from evoclaw.providers.embedded_child import ServerSpec
-from evoclaw.providers.embedded_server import server_installed
+from evoclaw.providers.models.local import server_installed
 from tests.settings.edge_rows import NAME, provider_of
 from tests.settings.rows import built
 from tests.support.command_line import Shell, shell

@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from evoclaw.cli import exits
 from evoclaw.config.agent_toml import machine_name
 from tests.support.certificates import make_certificates
 from tests.support.command_line import Shell, reply, shell
+from tests.support.gguf_files import gguf
 
 PATIENCE = 60.0
 """Seconds after which a slow machine is a broken one."""
@@ -248,3 +250,29 @@ async def test_an_edge_that_may_use_no_tool_says_what_to_set(tmp_path: Path) -> 
         (here.workspace / "agent.toml").write_text(text)
         async with running(here, "edge") as edge:
             await edge.says('edge pi: 0 tools; allow some with capabilities = ["file_read"]')
+
+
+async def test_a_model_is_copied_from_an_edge_that_has_it(tmp_path: Path) -> None:
+    content = gguf(filler=2_000_000)
+    digest = sha256(content).hexdigest()
+    async with shell(tmp_path) as here, running(here, "up", "--api-port", "0", "--no-edge") as up:
+        await up.says("broker on")
+        line = (await here.type("edges", "invite", "pi")).out.split()
+        device = replace(here, home=tmp_path / "pi", workspace=tmp_path / "pi")
+        device.home.mkdir()
+        (device.home / "tiny.gguf").write_bytes(content)
+        installed = await device.type("models", "pull", "tiny.gguf", "--sha256", digest)
+        assert installed.code == exits.OK, installed.err
+        joined = await device.type(*line[1:], "--capabilities", "shell")
+        assert joined.code == exits.OK, joined.err
+        async with running(device, "edge"):
+            await up.says("edge pi: online")
+            copied = await here.type("models", "pull", f"sha256:{digest}", "--from", "pi", "--json")
+            missing = await here.type("models", "pull", "qwen2.5-coder-0.5b", "--from", "pi")
+        assert copied.code == exits.OK, copied.err
+        facts = json.loads(copied.out)
+        assert (facts["source"], facts["sha256"]) == ("edge:pi", digest)
+        assert (here.home / ".evoclaw" / "models" / f"{digest}.gguf").read_bytes() == content
+        assert (
+            missing.code == exits.FAILED and "This edge has no model with the digest" in missing.err
+        )

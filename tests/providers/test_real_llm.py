@@ -33,10 +33,11 @@ from evoclaw.executors.files import LocalFiles
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.orchestrator.agents.prompt import system_prompt
 from evoclaw.providers.anthropic import AnthropicProvider
-from evoclaw.providers.embedded import SMOLLM2, EmbeddedProvider, packaged_model
+from evoclaw.providers.embedded import EmbeddedProvider
 from evoclaw.providers.embedded_server import EmbeddedServer
 from evoclaw.providers.embedded_settings import EmbeddedSettings
 from evoclaw.providers.http import Http, RetryPolicy
+from evoclaw.providers.models.local import find_local_model
 from evoclaw.providers.openai import OpenAIProvider
 from evoclaw.providers.recovered_calls import RecoveredCallsProvider
 from evoclaw.providers.registry import find_default_model, provider_for
@@ -44,10 +45,11 @@ from evoclaw.providers.text_calls import TextCallProvider
 from evoclaw.tools.catalogue import load
 from tests.support.command_line import shell
 from tests.support.llama_server import llama_server
-from tests.support.weights import CODER_15B, require_model
+from tests.support.weights import CODER_15B, SMOLLM2, require_model
 
 pytestmark = [pytest.mark.real_llm, pytest.mark.asyncio(loop_scope="module")]
 
+MODEL, PROFILE = "smollm2-135m", Profile(context_tokens=4096, max_output_tokens=512)
 LOOKUP = Tool(
     "lookup_price",
     "Say what an item costs.",
@@ -64,7 +66,7 @@ PROFILE = Profile(context_tokens=4096, max_output_tokens=512)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served() -> AsyncIterator[tuple[EmbeddedServer, str]]:
-    async with aclosing(EmbeddedServer(packaged_model())) as server:
+    async with aclosing(EmbeddedServer(find_local_model(f"embedded/{SMOLLM2}", {}))) as server:
         yield server, await server.start()
 
 
@@ -214,9 +216,10 @@ async def nobody(url: str) -> bytes | None:
 
 
 async def test_the_packaged_model_is_the_default_without_a_key_and_is_free(http: Http) -> None:
-    assert await find_default_model({}, nobody) == "embedded"
+    assert await find_default_model({}, nobody) == f"embedded/{SMOLLM2}"
     request = Request(History([user("Say hello.")]), max_tokens=4)
-    async with aclosing(EmbeddedProvider(model=packaged_model(), http=http)) as provider:
+    model = find_local_model(f"embedded/{SMOLLM2}", {})
+    async with aclosing(EmbeddedProvider(model=model, http=http)) as provider:
         assert (await reply_of(provider, request)).cost == 0.0
     await provider_for("embedded", http=http, env={}).stream(request).aclose()
 
@@ -225,10 +228,10 @@ async def test_the_packaged_model_is_the_default_without_a_key_and_is_free(http:
 async def test_the_server_dies_with_its_parent_process() -> None:
     code = (
         "import asyncio, sys\n"
-        "from evoclaw.providers.embedded import packaged_model\n"
         "from evoclaw.providers.embedded_server import EmbeddedServer\n"
+        "from evoclaw.providers.models.local import find_local_model\n"
         "async def main():\n"
-        "    server = EmbeddedServer(packaged_model())\n"
+        f"    server = EmbeddedServer(find_local_model('embedded/{SMOLLM2}', {{}}))\n"
         "    await server.start()\n"
         "    print(server.pid, flush=True)\n"
         "    await asyncio.Event().wait()\n"

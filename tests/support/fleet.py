@@ -21,6 +21,7 @@ from evoclaw.core.toolset import Toolset
 from evoclaw.edge.assemble import assemble
 from evoclaw.edge.device import DeviceLimits, EdgeIdentity, OrchestratorClock
 from evoclaw.edge.edge import Edge
+from evoclaw.edge.model_files import FindModelFile, no_model_files
 from evoclaw.edge.plans import GrantCheck, no_grants
 from evoclaw.executors.edge import Grants, ungranted
 from evoclaw.executors.local import LocalExecutor
@@ -156,6 +157,7 @@ class Device:
     durable: bool = False
     edge: Edge | None = None
     artifacts: ArtifactStore | None = None
+    find_model_file: FindModelFile = no_model_files
     _task: asyncio.Task[None] | None = None
     _journal: Journal | None = None
 
@@ -177,6 +179,7 @@ class Device:
             check=self.check,
             clock=self.clock or OrchestratorClock(),
             artifacts=self.artifacts,
+            find_model_file=self.find_model_file,
         )
         self._task = asyncio.create_task(self.edge.run())
         return self.edge

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from evoclaw.core.errors import ConfigError
-from evoclaw.providers.embedded import SMOLLM2, packaged_model
 from evoclaw.providers.local_model import LocalModel
+from evoclaw.providers.models.local import find_local_model
 
 VARIABLE = "EVOCLAW_TEST_WEIGHTS"
 """Names the folder of the model files."""
 DEFAULT_FOLDER = Path(__file__).parents[2] / ".venv" / "weights"
-CODER_05B, CODER_15B = "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"
+SMOLLM2, CODER_05B, CODER_15B = "smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"
 MODELS = (SMOLLM2, CODER_05B, CODER_15B)
 """From the smallest to the largest."""
 
@@ -25,7 +25,7 @@ def find_model(name: str) -> LocalModel | None:
     """The model, if its file is here."""
     if name == SMOLLM2:
         try:
-            return packaged_model()
+            return find_local_model(f"embedded/{SMOLLM2}", {})
         except ConfigError:
             return None
     path = Path(os.environ.get(VARIABLE) or DEFAULT_FOLDER) / f"{name}-instruct-q4_k_m.gguf"
@@ -38,5 +38,5 @@ def require_model(name: str) -> LocalModel:
     """The model; without its file the test is skipped."""
     model = find_model(name)
     if model is None:
-        pytest.skip(f"the weights of {name} are not here; set {VARIABLE} to their folder")
+        pytest.skip(f"the weights of {name} are not here; run `make test-weights`")
     return model

@@ -39,6 +39,7 @@ EXAMPLES = {
     "doctor": ("evoclaw doctor",),
     "init": ("evoclaw init --model ollama/qwen3:8b",),
     "config": ("evoclaw config", "evoclaw config set server.port 8434"),
+    "models": ("evoclaw models", "evoclaw models pull qwen2.5-coder-1.5b"),
     "skills": ("evoclaw skills", "evoclaw skills new tidy-notes"),
     "channels": ("evoclaw channels", "evoclaw channels test phone", "evoclaw channels pair phone"),
     "notify": ("evoclaw notify", "evoclaw notify test phone"),

@@ -18,6 +18,7 @@ from evoclaw.cli import exits
 from evoclaw.cli.data_folder import data_folder
 from evoclaw.cli.environment_file import add_variable
 from evoclaw.cli.init import SETTINGS_FILE, write_settings
+from evoclaw.cli.model_offer import install_offered, usable_offer
 from evoclaw.cli.output import print_err
 from evoclaw.cli.progress import waiting
 from evoclaw.cli.terminal_text import clean, format_table, one_line
@@ -38,7 +39,7 @@ _KEY_PREFIXES = (
 class _Choice(Struct, frozen=True):
     """One answer to the question for a model."""
 
-    kind: Literal["model", "key", "later"]
+    kind: Literal["model", "download", "key", "later"]
     text: str
     about: str
 
@@ -79,15 +80,33 @@ def _ask_for_model() -> str:
         choice = _pick(choices)
         if choice.kind == "later":
             return ""
-        model = _model_of_key() if choice.kind == "key" else choice.text
+        model = _chosen_model(choice)
         if model and _works(model):
             return model
+
+
+def _chosen_model(choice: _Choice) -> str:
+    """The model that a choice means, downloaded if need be; empty if that did not work."""
+    match choice.kind:
+        case "key":
+            return _model_of_key()
+        case "download":
+            return choice.text if _download() else ""
+        case _:
+            return choice.text
+
+
+def _download() -> bool:
+    offer = usable_offer(os.environ)
+    return offer is None or install_offered(offer, os.environ)
 
 
 async def _choices() -> Sequence[_Choice]:
     from evoclaw.providers.registry import found_models
 
     found = [_Choice("model", name, why) for name, why in await found_models(os.environ)]
+    offer = usable_offer(os.environ)
+    about = f"download it to this machine: {offer.costs}" if offer else ""
     return (
         *found,
         _Choice(
@@ -95,6 +114,7 @@ async def _choices() -> Sequence[_Choice]:
             "paste an API key",
             "of Anthropic or OpenAI; only you can read it",
         ),
+        *([_Choice("download", offer.name, about)] if offer else []),
         _Choice("later", "later", "set up the rest now"),
     )
 

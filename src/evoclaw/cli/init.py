@@ -13,6 +13,7 @@ import msgspec
 
 from evoclaw.cli import exits
 from evoclaw.cli.data_folder import data_folder, make_private
+from evoclaw.cli.model_offer import offer_model
 from evoclaw.cli.options import CliCommand, json_option
 from evoclaw.cli.output import print_err, print_out
 from evoclaw.cli.terminal import is_interactive
@@ -97,7 +98,7 @@ def _found_model(env: Mapping[str, str]) -> str:
     from evoclaw.providers.registry import find_model
 
     name, how = asyncio.run(find_model(env))
-    if not name:
+    if not name and not (name := offer_model(env)):
         print_err(how)
     return name
 

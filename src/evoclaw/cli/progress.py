@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 DELAY_S = 0.3
@@ -29,8 +29,13 @@ class ProgressLine:
         """Ends the thread that draws; None if none does."""
         self._is_drawn = False
 
-    def start(self, text: str) -> None:
-        """Say what is waited for from now on, in place of what was."""
+    def start(self, text: str | Callable[[], str]) -> None:
+        """Say what is waited for from now on, in place of what was.
+
+        Args:
+            text: What is waited for, with the seconds behind it; or a function for a line that
+                changes, which is called for each drawing.
+        """
         self.stop()
         stream = sys.stderr
         if stream is not sys.__stderr__ or not stream.isatty():
@@ -49,7 +54,7 @@ class ProgressLine:
                 self._write("")
         self._stopped = None
 
-    def _draw(self, text: str, stopped: threading.Event) -> None:
+    def _draw(self, text: str | Callable[[], str], stopped: threading.Event) -> None:
         since = time.monotonic()
         wait = DELAY_S
         frame = 0
@@ -58,7 +63,8 @@ class ProgressLine:
                 if stopped.is_set():
                     return
                 mark = _FRAMES[frame % len(_FRAMES)]
-                self._write(f"{mark} {text} · {time.monotonic() - since:.0f} s")
+                seconds = f"{time.monotonic() - since:.0f} s"
+                self._write(f"{mark} {text() if callable(text) else f'{text} · {seconds}'}")
             wait, frame = REDRAW_INTERVAL_S, frame + 1
 
     def _write(self, text: str) -> None:
@@ -75,7 +81,7 @@ class ProgressLine:
 
 
 @contextmanager
-def waiting(text: str) -> Generator[None]:
+def waiting(text: str | Callable[[], str]) -> Generator[None]:
     """Say what is waited for while the block runs; it must print nothing."""
     line = ProgressLine()
     line.start(text)

@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from evoclaw.cli import exits
+from evoclaw.cli.model_offer import offer_model
 from evoclaw.cli.options import FILE, POSITIVE, ExclusiveCommand, F, json_option
 from evoclaw.cli.output import print_err
 from evoclaw.cli.progress import ProgressLine
@@ -44,6 +45,7 @@ from evoclaw.governance.autonomy import Level
 from evoclaw.governance.stops import Stops, cancel_on_stop
 from evoclaw.orchestrator.agents.prompt import system_prompt
 from evoclaw.orchestrator.people.approvals import CallApprovals
+from evoclaw.providers.registry import NoModelFound
 from evoclaw.store.sessions.recordings import Recording, reopen_recording
 from evoclaw.tools.question import UserPrompter
 
@@ -159,6 +161,11 @@ def start_run(
     if not workspace.is_dir():
         raise ConfigError(f"there is no folder {workspace}; create it, or use another --folder")
     ports = open_ports or partial(_ports, options, workspace)
+    try:
+        return asyncio.run(_run(options, workspace, opening, ports, shown))
+    except NoModelFound:
+        if options.as_json or not offer_model(os.environ):
+            raise
     return asyncio.run(_run(options, workspace, opening, ports, shown))
 
 

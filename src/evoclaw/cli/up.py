@@ -117,8 +117,23 @@ class UpOptions(Struct, frozen=True):
 def up(**options: Any) -> int:
     """Serve until SIGINT or SIGTERM."""
     sys.setswitchinterval(THREAD_SWITCH_INTERVAL_S)
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        _offer_model()
     with paused_gc():
         return asyncio.run(_up(UpOptions(**options)))
+
+
+def _offer_model() -> None:
+    """At a terminal, offer to install a model if there is none; otherwise the service says how."""
+    from evoclaw.cli.model_offer import offer_model
+    from evoclaw.providers.registry import NoModelFound
+    from evoclaw.wiring.settings import model_for_run
+
+    try:
+        with waiting("looking for a model"):
+            asyncio.run(model_for_run(None, os.environ))
+    except NoModelFound:
+        offer_model(os.environ)
 
 
 async def _up(options: UpOptions) -> int:

@@ -47,7 +47,8 @@ from evoclaw.transport.private_files import write_private
 
 COMMANDS = (
     "tool", "prompt", "cancel", "ping", "tools_list", "execute", "update_strategy",
-    "update_genome", "get_metrics", "evolution", "job", "nested_result", "shutdown",
+    "update_genome", "get_metrics", "evolution", "job", "nested_result", "model_chunk",
+    "shutdown",
 )  # fmt: skip
 """The commands that `commands` can allow or refuse."""
 

@@ -17,6 +17,7 @@ from evoclaw.core.genome import EDGE_TUNABLES, Genome
 from evoclaw.core.messages import JSON, ErrorKind, is_array, is_object
 from evoclaw.edge.calls import EdgeCalls
 from evoclaw.edge.device import EdgeParts
+from evoclaw.edge.model_files import model_chunk
 from evoclaw.edge.plans import commands_within, no_grants
 from evoclaw.edge.reports import EdgeReports
 from evoclaw.transport.wire import (
@@ -255,6 +256,11 @@ async def _shutdown(edge: EdgeDevice, command: Command) -> JSON:
     return {"leaving": True}
 
 
+async def _model_chunk(edge: EdgeDevice, command: Command) -> JSON:
+    """A chunk of an installed model file, for another machine of the fleet."""
+    return await model_chunk(edge.parts.find_model_file, command)
+
+
 QUICK_COMMANDS: Mapping[str, QuickCommand] = {
     "ping": _ping,
     "tools_list": _tools_list,
@@ -265,6 +271,7 @@ QUICK_COMMANDS: Mapping[str, QuickCommand] = {
     "update_strategy": _update_genome,
     "evolution": _evolution,
     "nested_result": _nested_result,
+    "model_chunk": _model_chunk,
     "shutdown": _shutdown,
 }
 ALL_COMMANDS = frozenset(QUICK_COMMANDS) | {"tool", "execute", "prompt"}

@@ -18,6 +18,7 @@ from evoclaw.core.tools import Tool
 from evoclaw.core.version import VERSION
 from evoclaw.edge.fitness import Outcomes
 from evoclaw.edge.genome import Genomes
+from evoclaw.edge.model_files import FindModelFile, no_model_files
 from evoclaw.edge.nested_calls import PendingNestedCalls
 from evoclaw.edge.plans import GrantCheck, Planner, no_grants
 from evoclaw.store.calls.artifacts import ArtifactStore
@@ -144,6 +145,8 @@ class EdgeParts(Struct, frozen=True):
     """The commands that need no grant."""
     artifacts: ArtifactStore | None = None
     """The store of large outputs, removed when they expire."""
+    find_model_file: FindModelFile = no_model_files
+    """Finds installed model files, which other machines may copy."""
     images: BeforeImages | None = None
     """What files held before calls changed them, removed when it expires."""
     nested: PendingNestedCalls = field(default_factory=PendingNestedCalls)

@@ -26,9 +26,12 @@ from evoclaw.orchestrator.fleet.fleet import Fleet, Permit, PresenceChange, perm
 from evoclaw.orchestrator.fleet.fleet_executor import EdgeAffinities, FleetExecutor
 from evoclaw.orchestrator.fleet.jobs import EdgeJob, FleetJobs, find_job
 from evoclaw.orchestrator.fleet.members import Member
+from evoclaw.orchestrator.fleet.model_files import CHUNK_TIMEOUT_S, fetch_model
 from evoclaw.orchestrator.fleet.nested_calls import NestedCallReceiver
 from evoclaw.orchestrator.fleet.report_receiver import ReportReceiver
 from evoclaw.orchestrator.sanitizing import one_line
+from evoclaw.providers.models.download import Progress
+from evoclaw.providers.models.partial_file import PartialFile
 from evoclaw.store.calls.commands import CommandStore, QueueFull
 from evoclaw.transport.edge_queues import PROGRESS_TIMEOUT_S, PUBLISH_RETRY_DELAYS_S
 from evoclaw.transport.link import Link
@@ -246,6 +249,23 @@ class Orchestrator:
     async def fetch(self, agent_id: str, handle: str, path: Path) -> int:
         """Copy a big output from an edge to a file; returns its size in bytes."""
         return await fetch_artifact(self.edge(agent_id), handle, path, self.requests.max_payload)
+
+    async def fetch_model(
+        self, agent_id: str, part: PartialFile, digest: str, *, size_bytes: int, progress: Progress
+    ) -> None:
+        """Copy an installed model file of an edge into a partial file; see `fetch_model`."""
+
+        async def query(payload: dict[str, JSON]) -> Outcome:
+            return await self.query(agent_id, "model_chunk", payload, CHUNK_TIMEOUT_S)
+
+        await fetch_model(
+            query,
+            part,
+            digest,
+            size_bytes=size_bytes,
+            max_message_bytes=self.requests.max_payload,
+            progress=progress,
+        )
 
     async def query(
         self, agent_id: str, name: str, payload: dict[str, JSON] | None = None, seconds: float = 10

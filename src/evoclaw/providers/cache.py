@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evoclaw.core.errors import ConfigError, ProviderError, ProviderErrorKind
@@ -11,12 +12,11 @@ from evoclaw.core.events import ReplyEvent
 from evoclaw.core.ports import Provider, Request
 from evoclaw.core.profile import Profile
 from evoclaw.providers.fallback import Fallback
+from evoclaw.providers.models.local import is_local_name, local_model_path
 from evoclaw.providers.registry import (
     DEFAULT_OPTIONS,
-    EMBEDDED_MODEL,
     ProviderOptions,
     configured_provider,
-    is_embedded,
     model_setup_help,
 )
 from evoclaw.providers.scripted import DIRECT_MODEL, DirectProvider
@@ -58,7 +58,7 @@ class ProviderCache:
         self._stack, self._flush, self._options = stack, flush, options
         self._no_model = no_model or model_setup_help()
         self._cached: dict[str, Provider] = {}
-        self._embedded: Provider | None = None
+        self._local: dict[Path, Provider] = {}
 
     def get(self, name: str) -> Provider:
         """The provider of a model; `A,B` falls back to B."""
@@ -89,15 +89,15 @@ class ProviderCache:
         return WriteBarrierProvider(provider, self._flush)
 
     def _provider_of(self, name: str) -> Provider:
-        """The provider of one model. All embedded models share one provider: it is a process."""
-        if not is_embedded(name):
+        """The provider of one model. All names of a model file share one: it is a process."""
+        if not is_local_name(name):
             return configured_provider(name, self._http, self._env, self._options)
-        if self._embedded is None:
-            self._embedded = configured_provider(
-                EMBEDDED_MODEL, self._http, self._env, self._options
-            )
-            self._stack.push_async_callback(close, self._embedded)
-        return self._embedded
+        path = local_model_path(name, self._env)
+        if path not in self._local:
+            provider = configured_provider(name, self._http, self._env, self._options)
+            self._stack.push_async_callback(close, provider)
+            self._local[path] = provider
+        return self._local[path]
 
 
 class UnavailableModel:

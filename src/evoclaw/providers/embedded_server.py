@@ -9,7 +9,6 @@ import signal
 import sys
 import tempfile
 from contextlib import suppress
-from importlib.util import find_spec
 
 import msgspec
 from msgspec import Struct
@@ -17,9 +16,11 @@ from msgspec import Struct
 from evoclaw.core.errors import ConfigError, ProviderError, ProviderErrorKind
 from evoclaw.providers.embedded_child import ServerSpec
 from evoclaw.providers.embedded_settings import DEFAULT_EMBEDDED_SETTINGS, EmbeddedSettings
-from evoclaw.providers.gguf import read_gguf_header
-from evoclaw.providers.host_limits import available_memory, free_cores
+from evoclaw.providers.free_cores import free_cores
 from evoclaw.providers.local_model import LocalModel
+from evoclaw.providers.models.gguf import read_gguf_header
+from evoclaw.providers.models.local import require_server
+from evoclaw.providers.models.memory import machine_memory
 
 DEFAULT_SLOTS = 2
 MAX_PROMPT_CACHE_MIB = 256
@@ -31,20 +32,6 @@ _STOP_TIMEOUT_S = 3.0
 _EXIT_TIMEOUT_S = 2.0
 """Between a broken connection and the exit of the child."""
 _MAX_QUOTED_LOG_BYTES = 500
-
-
-def server_installed() -> bool:
-    """Whether the package of the server is installed."""
-    return find_spec("xllamacpp") is not None
-
-
-def require_server() -> None:
-    """Raise `ConfigError` with what to install, if the server is not installed."""
-    if not server_installed():
-        raise ConfigError(
-            "the server of the models on this machine is not installed; "
-            "run: pip install 'evoclaw[embedded]'"
-        )
 
 
 class ServerMemory(Struct, frozen=True):
@@ -177,7 +164,8 @@ class EmbeddedServer:
             token_bytes = check_model(self.model, self._settings)
         except ConfigError as problem:
             raise ProviderError(ProviderErrorKind.MODEL_NOT_FOUND, str(problem)) from None
-        memory = plan_memory(self.model, self._settings, token_bytes, available_memory())
+        available = machine_memory().free_bytes or None
+        memory = plan_memory(self.model, self._settings, token_bytes, available)
         return ServerSpec(
             name=self.model.name,
             path=str(self.model.path),

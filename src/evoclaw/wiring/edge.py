@@ -34,6 +34,7 @@ async def open_edge(
     from evoclaw.edge.device import EdgeIdentity, OrchestratorClock
     from evoclaw.governance.stops import cancel_on_stop
     from evoclaw.observe.tracing.tracing import open_tracing
+    from evoclaw.providers.models.store import ModelStore, models_folder
     from evoclaw.store.calls.artifacts import ArtifactStore
     from evoclaw.store.calls.before_images import BeforeImages
     from evoclaw.transport.broker_accounts import client_id
@@ -79,6 +80,7 @@ async def open_edge(
             artifacts=ArtifactStore(
                 config.data / "artifacts", max_artifact_bytes=limits.artifact_bytes
             ),
+            find_model_file=ModelStore(models_folder(env)).find_file,
             images=images,
             key=DeviceKey.load_or_create(config.data / "device.key"),
             notes=device.call_audit,

@@ -43,11 +43,11 @@ async def local_ports(
 
     capabilities = capabilities_for_level(level, env)
     name = await model_for_run(model, env)
-    tools = tools_for_model(name, tools)
     async with AsyncExitStack() as stack:
         governance = await stack.enter_async_context(open_governance(env))
         options = provider_options(governance.settings)
         provider = await stack.enter_async_context(open_provider(name, env, options))
+        tools = tools_for_model(provider.model, tools)
         injected = {**vision_dependency(provider), **(dependencies or {})}
         toolbox = await stack.enter_async_context(
             open_toolbox(workspace, env, dependencies=injected)

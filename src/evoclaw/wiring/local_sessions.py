@@ -86,7 +86,7 @@ async def open_conversations(
         rules = governance.rules(level, capabilities, workspace, tools_here)
         factory = _LocalRunFactory(
             provider, [*governance.steps(), *undo_steps], signer, rules, approver, toolbox,
-            tools_for_model(name, tools),
+            tools_for_model(provider.model, tools),
             has_person=person is not None, canvases=canvas_folder(env),
         )  # fmt: skip
         conversations = Conversations(

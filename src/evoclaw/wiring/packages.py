@@ -41,12 +41,13 @@ def tool_loaders(
 
 def package_providers(packages: Sequence[str]) -> dict[str, ProviderFactory]:
     """The providers of some packages, by the prefix of their models."""
-    from evoclaw.providers.registry import ENDPOINTS, is_embedded
+    from evoclaw.providers.models.local import is_local_name
+    from evoclaw.providers.registry import ENDPOINTS
 
     found: dict[str, ProviderFactory] = {}
     for package in packages:
         for point in _entry_points(package, PROVIDERS_GROUP):
-            if point.name in found or point.name in ENDPOINTS or is_embedded(point.name):
+            if point.name in found or point.name in ENDPOINTS or is_local_name(point.name):
                 raise ConfigError(
                     f"the Python package {package!r} has a provider {point.name!r}, and there is "
                     "one of that name already; remove the package from `provider_packages`"

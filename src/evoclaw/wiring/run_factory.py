@@ -78,7 +78,7 @@ class RunFactory:
         from evoclaw.governance.approvals import WorkflowStepRef
         from evoclaw.orchestrator.agents.offer_steps import fit_to_model
 
-        agent = fit_to_model(agent, self.providers.default)
+        agent = fit_to_model(agent, self.providers.get(agent.model).model)
         injected = dict(dependencies)
         history = cast("History", injected.pop(History))
         step = cast("WorkflowStepRef | None", injected.pop(WorkflowStepRef, None))
@@ -172,7 +172,7 @@ class RunFactory:
         from evoclaw.tools.question import UserPrompter
         from evoclaw.tools.sessions import Sessions
 
-        agent = fit_to_model(agent, self.providers.default)
+        agent = fit_to_model(agent, self.providers.get(agent.model).model)
         # Each run gets its own of these.
         of_a_session = dict.fromkeys((UserPrompter, Sessions))
         return self._pipeline(agent, "", of_a_session, History())

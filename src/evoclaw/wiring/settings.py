@@ -34,14 +34,38 @@ async def model_for_run(asked: str | None, env: Mapping[str, str]) -> str:
     Raises:
         ConfigError: There is none; the message says how to get one.
     """
-    from evoclaw.orchestrator.agents.definitions import DEFAULT_AGENT
     from evoclaw.providers.registry import choose_model
 
-    if not (asked or env.get("EVOCLAW_MODEL")):
-        agents = orchestrator_settings(env).agents
-        models = next((agent.model for agent in agents if agent.id == DEFAULT_AGENT), "")
-        asked = models if isinstance(models, str) else ",".join(models)
-    return await choose_model(asked, env)
+    return await choose_model(asked or _configured_model(env), env)
+
+
+def _configured_model(env: Mapping[str, str]) -> str:
+    """The model of the default agent in the settings, unless `EVOCLAW_MODEL` is set; or empty."""
+    from evoclaw.orchestrator.agents.definitions import DEFAULT_AGENT
+
+    if env.get("EVOCLAW_MODEL"):
+        return ""
+    agents = orchestrator_settings(env).agents
+    models = next((agent.model for agent in agents if agent.id == DEFAULT_AGENT), "")
+    return models if isinstance(models, str) else ",".join(models)
+
+
+async def default_model_and_reason(env: Mapping[str, str]) -> tuple[str, str]:
+    """The model that a run without `--model` uses, and why.
+
+    Raises:
+        ConfigError: There is none; the message says how to get one.
+    """
+    from evoclaw.providers.models.local import is_local_name
+    from evoclaw.providers.registry import found_models
+
+    if name := _configured_model(env):
+        return name, "the settings of the default agent name it"
+    name = await model_for_run(None, env)
+    if is_local_name(name):
+        return name, "it is the most capable installed model that fits in memory"
+    reasons = dict(await found_models(env))
+    return name, reasons.get(name, "it was found first")
 
 
 def provider_options(settings: EvoClawConfig) -> ProviderOptions:

@@ -57,7 +57,7 @@ async def fetch_artifact(
         max_message_bytes: Of one message of the broker.
         max_bytes: Of the artifact; a larger one is not copied.
     """
-    digest, length = _digest_of(handle), _chunk_bytes(max_message_bytes)
+    digest, length = _digest_of(handle), chunk_bytes(max_message_bytes)
     part = path.with_name(f".{path.name}.{digest[:16]}.part")
     copy = await asyncio.to_thread(_PartialDownload, part)
     try:
@@ -83,7 +83,7 @@ async def fetch_bytes(
         max_message_bytes: Of one message of the broker.
         max_bytes: Of the artifact; a larger one is not copied.
     """
-    digest, length = _digest_of(handle), _chunk_bytes(max_message_bytes)
+    digest, length = _digest_of(handle), chunk_bytes(max_message_bytes)
     data = b""
     while True:
         piece = await _request_chunk(edge, handle, len(data), length)
@@ -104,7 +104,8 @@ def _digest_of(handle: str) -> str:
     return match[1]
 
 
-def _chunk_bytes(max_message_bytes: int) -> int:
+def chunk_bytes(max_message_bytes: int) -> int:
+    """The bytes of a chunk that fits into one message of the broker, as base64."""
     return max(1, min(CHUNK_BYTES, (max_message_bytes - MESSAGE_OVERHEAD_BYTES) * 3 // 4))
 
 

@@ -1,4 +1,4 @@
-"""The cores and the memory that this machine has left for a model server.
+"""The cores that this machine has left for a model server.
 
 On Linux, the limits of the control group count as well: in a container, the machine has more than
 this process may use. On other systems only the number of cores is known.
@@ -7,13 +7,10 @@ this process may use. On other systems only the number of cores is known.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 _ROOT = Path("/")
-_UNLIMITED_BYTES = 2**60
-"""cgroup v1 writes a limit near 2^63 where there is none."""
 
 
 def free_cores(root: Path = _ROOT) -> int:
@@ -24,24 +21,6 @@ def free_cores(root: Path = _ROOT) -> int:
     """
     cores = min(_physical_cores(root), _cpu_quota(root))
     return max(1, cores - round(_load(root)))
-
-
-def available_memory(root: Path = _ROOT) -> int | None:
-    """The bytes that this process can still use; None if the system does not say.
-
-    Args:
-        root: Where `proc` and `sys` are; another folder in tests.
-    """
-    kilobytes = re.search(r"^MemAvailable:\s+(\d+) kB$", _text(root / "proc/meminfo"), re.M)
-    if kilobytes is None:
-        return None
-    limits = [int(kilobytes[1]) * 1024]
-    for group in _groups(root, "memory"):
-        limit = _number(group / "memory.max") or _number(group / "memory.limit_in_bytes")
-        used = _number(group / "memory.current") or _number(group / "memory.usage_in_bytes")
-        if limit and used is not None and limit < _UNLIMITED_BYTES:
-            limits.append(limit - used + _reclaimable(group))
-    return max(0, min(limits))
 
 
 def _physical_cores(root: Path) -> int:
@@ -84,17 +63,6 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
         group = mount / name.lstrip("/")
         # In a container the name is that on the host, where only the mount itself is visible.
         yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(mount))
-
-
-def _reclaimable(group: Path) -> int:
-    """File pages that count as used, but that the kernel drops when memory is needed."""
-    found = re.search(r"^(?:total_)?inactive_file (\d+)$", _text(group / "memory.stat"), re.M)
-    return int(found[1]) if found else 0
-
-
-def _number(path: Path) -> int | None:
-    text = _text(path)
-    return int(text) if text.isdigit() else None
 
 
 def _text(path: Path) -> str:
