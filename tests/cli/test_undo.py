@@ -113,7 +113,7 @@ async def test_without_a_recording_or_hours_nothing_is_kept(tmp_path: Path) -> N
         kept = here.home / ".evoclaw" / "undo"
         assert not kept.exists()
         prepare(here.workspace)
-        (here.home / ".evoclaw" / "evoclaw.toml").write_text("[store]\nundo_hours = 0\n")
+        (here.home / ".evoclaw" / "evoclaw.toml").write_text("[store]\n" + "undo_hours = 0\n")
         ran = await here.type("run", "--yes", "change it")
         undone = await here.type("undo", "--yes")
     assert not kept.exists() and "evoclaw undo" not in ran.err
@@ -127,7 +127,7 @@ async def test_a_file_that_is_too_large_is_named(tmp_path: Path) -> None:
         (here.workspace / "big.txt").write_text("b" * 101)
         settings = here.home / ".evoclaw" / "evoclaw.toml"
         settings.parent.mkdir()
-        settings.write_text("[store]\nundo_bytes = 100\n")
+        settings.write_text("[store]\n" + "undo_bytes = 100\n")
         await here.type("run", "--yes", "change it")
         undone = await here.type("undo", "--yes")
     assert undone.code == exits.FAILED
