@@ -104,6 +104,19 @@ async def test_a_run_in_a_session_is_undone_like_any_other(tmp_path: Path) -> No
     check_restored(here.workspace)
 
 
+async def test_what_a_sub_run_changed_is_undone_with_its_run(tmp_path: Path) -> None:
+    task = ("task", {"prompt": "change it"})
+    answers = (reply("", task), reply("", EDIT), reply("changed"), reply("done"))
+    async with shell(tmp_path, *answers) as here:
+        prepare(here.workspace)
+        ran = await here.type("run", "--yes", "--session", "work", "have it changed")
+        assert ran.code == exits.OK, ran
+        assert (here.workspace / "note.txt").read_text() == "one\nthree\n"
+        undone = await here.type("undo", "--yes")
+    assert undone.code == exits.OK and "undone: note.txt" in undone.out, undone
+    check_restored(here.workspace)
+
+
 async def test_without_a_recording_or_hours_nothing_is_kept(tmp_path: Path) -> None:
     async with shell(tmp_path, *[reply("", EDIT), reply("done")] * 2) as here:
         prepare(here.workspace)
