@@ -110,7 +110,9 @@ async def test_compact_continues_with_a_summary_and_keeps_the_whole_conversation
             await here.expect("completed")
         client = await place.up.wait_ready()
         messages = place.up.models.asked[-1].body["messages"]
-        texts = [str(message["content"]) for message in messages if message["role"] != "system"]
+        said = [str(message["content"]) for message in messages if message["role"] != "system"]
+        # A note about the last run may be stored by now.
+        texts = [text for text in said if not text.startswith("From memory")]
         summary = "[Earlier turns, summarised]\nthey told each other all"
         assert texts == [summary, "say short", "short", "say next"]
         sessions = ok(await client.get("/v1/sessions"))["items"]
