@@ -56,6 +56,7 @@ async def test_the_last_run_is_undone_once_and_its_commands_are_named(tmp_path: 
     assert "undone: note.txt\n" in undone.out
     assert "these calls cannot be undone:\n  bash: echo x > made.txt\n" in undone.out
     assert (here.workspace / "made.txt").exists()
+    assert "to bring the changes back: evoclaw undo" in undone.err
     assert again.code == exits.FAILED and "these changes were undone before" in again.out
     assert redone.code == exits.OK, redone
     assert (here.workspace / "note.txt").read_text() == "one\nfour\n"
@@ -78,7 +79,7 @@ async def test_undo_asks_before_it_writes_and_keeps_what_changed_since(tmp_path:
         prepare(here.workspace)
         await here.type("run", "--yes", "change it")
         unasked = await here.type("undo")
-        assert unasked.code == exits.FAILED and "--yes" in unasked.out
+        assert unasked.code == exits.MISUSED and "add --yes" in unasked.err
         refused = await here.at_terminal("undo", answers=["n"])
         assert refused.code == exits.FAILED
         note = here.workspace / "note.txt"
@@ -104,16 +105,29 @@ async def test_a_run_in_a_session_is_undone_like_any_other(tmp_path: Path) -> No
     check_restored(here.workspace)
 
 
+async def test_what_a_sub_run_changed_is_undone_with_its_run(tmp_path: Path) -> None:
+    task = ("task", {"prompt": "change it"})
+    answers = (reply("", task), reply("", EDIT), reply("changed"), reply("done"))
+    async with shell(tmp_path, *answers) as here:
+        prepare(here.workspace)
+        ran = await here.type("run", "--yes", "--session", "work", "have it changed")
+        assert ran.code == exits.OK, ran
+        assert (here.workspace / "note.txt").read_text() == "one\nthree\n"
+        undone = await here.type("undo", "--yes")
+    assert undone.code == exits.OK and "undone: note.txt" in undone.out, undone
+    check_restored(here.workspace)
+
+
 async def test_without_a_recording_or_hours_nothing_is_kept(tmp_path: Path) -> None:
     async with shell(tmp_path, *[reply("", EDIT), reply("done")] * 2) as here:
         prepare(here.workspace)
-        nothing = await here.type("undo")
+        nothing = await here.type("undo", "--yes")
         assert nothing.code == exits.MISUSED and "no run is recorded" in nothing.err
         await here.type("run", "--yes", "--no-record", "change it")
         kept = here.home / ".evoclaw" / "undo"
         assert not kept.exists()
         prepare(here.workspace)
-        (here.home / ".evoclaw" / "evoclaw.toml").write_text("[store]\nundo_hours = 0\n")
+        (here.home / ".evoclaw" / "evoclaw.toml").write_text("[store]\n" + "undo_hours = 0\n")
         ran = await here.type("run", "--yes", "change it")
         undone = await here.type("undo", "--yes")
     assert not kept.exists() and "evoclaw undo" not in ran.err
@@ -127,7 +141,7 @@ async def test_a_file_that_is_too_large_is_named(tmp_path: Path) -> None:
         (here.workspace / "big.txt").write_text("b" * 101)
         settings = here.home / ".evoclaw" / "evoclaw.toml"
         settings.parent.mkdir()
-        settings.write_text("[store]\nundo_bytes = 100\n")
+        settings.write_text("[store]\n" + "undo_bytes = 100\n")
         await here.type("run", "--yes", "change it")
         undone = await here.type("undo", "--yes")
     assert undone.code == exits.FAILED

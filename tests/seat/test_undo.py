@@ -108,3 +108,21 @@ async def test_undo_on_another_machine_refuses_what_changed_since(tmp_path: Path
         assert "undo on pi" in audit.out
         names = [tool["function"]["name"] for tool in place.up.models.asked[0].body["tools"]]
         assert "write" in names and "undo" not in names
+
+
+async def test_a_run_of_the_command_line_is_undone_on_the_edge_where_it_ran(
+    tmp_path: Path,
+) -> None:
+    async with seat(tmp_path, edge=True) as place:
+        await place.wait_online("local")
+        note = place.up.workspace / "note.txt"
+        note.write_text("one\n")
+        place.up.models.scripts["change it"] = (
+            'call write {"path": "note.txt", "content": "two"}\nsay done'
+        )
+        ran = await place.type("run", "--yes", "--on", "local", "change it")
+        assert ran.code == exits.OK and note.read_text() == "two", ran
+        undone = await place.type("undo", "--yes")
+        assert undone.code == exits.OK and "undone on local: note.txt" in undone.out, undone
+        assert note.read_text() == "one\n"
+        assert not (place.up.home / "undo").exists(), "the edge keeps what its files held"

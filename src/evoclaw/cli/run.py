@@ -7,7 +7,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from evoclaw.core.messages import Message, SystemMessage, user
 from evoclaw.core.ports import Approver, Ports, Sink
 from evoclaw.core.run import Bus, recorded
 from evoclaw.core.state import PreparedRun, RunState, fold, new_run
+from evoclaw.core.tools import UNDO_TOOL
 from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.autonomy import Level
 from evoclaw.governance.stops import Stops, cancel_on_stop
@@ -179,7 +180,7 @@ async def _run(
     progress = ProgressLine()
     if not options.as_json:
         where = "the tools of this machine" if options.on is None else clean(options.on)
-        progress.start(f"preparing {where}")
+        progress.start(f"preparing {where}" if shown is None else "preparing")
     try:
         return await _prepare_and_run(options, workspace, opening, open_ports, progress, shown)
     finally:
@@ -268,7 +269,7 @@ async def _run_in_session(
         deadline = Deadline(settings.max_seconds)
         stops = Stops(*stop_files(os.environ), agent=next(iter(conversations.agents)))
         end: RunFinished | None = None
-        changed = False
+        changing = set[str]()
         try:
             async with _cancellable(deadline, stops):
                 if await conversations.has_unfinished_run(session):
@@ -282,11 +283,11 @@ async def _run_in_session(
                 async with aclosing(stream) as records:
                     async for record in records:
                         end = record.event if isinstance(record.event, RunFinished) else end
-                        changed |= _names_changes(record)
+                        changing |= _changing_tool(record)
         finally:
             if recording is not None:
                 recording.close()
-    _report_recording(recording, changed=changed)
+    _report_recording(recording, changing)
     return exits.BY_STOP[end.stop] if end else exits.FAILED
 
 
@@ -366,7 +367,7 @@ async def _drive(
     bus = Bus(state.run_id, (*ports.sinks, *sinks), seq=recording.seq if recording else 0)
     deadline = Deadline(settings.max_seconds)
     end: RunFinished | None = None
-    changed = False
+    changing = set[str]()
     async with (
         _cancellable(deadline, stops),
         aclosing(recorded(run_loop(state, ports, settings, deadline), bus)) as records,
@@ -376,26 +377,31 @@ async def _drive(
                 deadline.cancel()  # no call runs that cannot be recorded
             if isinstance(record.event, RunFinished):
                 end = record.event
-            changed |= _names_changes(record)
+            changing |= _changing_tool(record)
     if bus.failures:
         _, error = bus.failures[0]
         print_err(f"the run was stopped because it could not be recorded or shown: {error}")
         return exits.FAILED
-    _report_recording(recording, changed=changed)
+    _report_recording(recording, changing)
     return exits.BY_STOP[end.stop] if end else exits.FAILED
 
 
-def _names_changes(record: Record) -> bool:
-    """Whether a call changed files in a way that can be undone."""
-    return isinstance(record.event, CallFinished) and "changes" in record.event.result.details
+def _changing_tool(record: Record) -> set[str]:
+    """The tool of a call that changed files in a way that can be undone; else nothing."""
+    match record.event:
+        case CallFinished(result) if "changes" in result.details:
+            return {result.name}
+        case _:
+            return set()
 
 
-def _report_recording(recording: Recording | None, *, changed: bool) -> None:
+def _report_recording(recording: Recording | None, changing: Collection[str]) -> None:
     if recording is None:
         return
     print_err(f"recorded in {recording.path}")
-    if changed:
-        print_err(f"to undo its file changes: evoclaw undo {recording.path}")
+    if changing:
+        what = "bring the changes back" if UNDO_TOOL in changing else "undo its file changes"
+        print_err(f"to {what}: evoclaw undo {recording.path}")
 
 
 def _tools(options: RunOptions) -> Sequence[str] | None:

@@ -35,6 +35,8 @@ from evoclaw.orchestrator.runs.undo import MachineChanges, UndoPlan, plan_undo
 @json_option()
 def undo(recording: Path | None, *, yes: bool, as_json: bool) -> int:
     """Undo the file changes of a run; what its commands did stays."""
+    if not yes and (as_json or not is_interactive()):
+        raise ConfigError("undoing asks before it writes, and no user can answer: add --yes")
     path, records = _newest_run() if recording is None else (recording, _read_recording(recording))
     if not as_json:
         print_err(f"undoing {path}: {_task(records)}")

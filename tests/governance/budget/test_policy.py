@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -51,6 +52,7 @@ from evoclaw.governance.budget.settings import AccountLimits, ActionLimit, Budge
 from evoclaw.providers.scripted import Scripted, ScriptedRequest, calls, says
 from tests.support.budgets import (
     EDIT,
+    KINDS,
     READ,
     RELAY,
     WRITE,
@@ -61,6 +63,7 @@ from tests.support.budgets import (
     answered,
     call,
     finished_event,
+    open_ledger,
     results,
     run_with_budget,
 )
@@ -624,28 +627,32 @@ async def run_edited(
     return executor, results([record async for record in recorded(events, bus)])
 
 
-async def test_an_edited_call_that_needs_more_than_is_left_is_denied() -> None:
-    ledger = MemoryLedger()
-    budget = RunBudget(ledger, "r", BudgetSettings(lines=10))
-    executor, (result,) = await run_edited(
-        budget, {"path": "a", "content": "one\n"}, {"path": "a", "content": "one\n" * 11}
-    )
-    assert executor.started == []
-    assert result.error is ErrorKind.PERMISSION_DENIED and "lines" in result.text
-    spent = (await account(ledger, "tenant:local")).spent
-    assert not spent.get("lines") and not spent.get("files")
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_edited_call_that_needs_more_than_is_left_is_denied(
+    kind: str, tmp_path: Path
+) -> None:
+    async with open_ledger(kind, tmp_path, Clock()) as ledger:
+        budget = RunBudget(ledger, "r", BudgetSettings(lines=10))
+        executor, (result,) = await run_edited(
+            budget, {"path": "a", "content": "one\n"}, {"path": "a", "content": "one\n" * 11}
+        )
+        assert executor.started == []
+        assert result.error is ErrorKind.PERMISSION_DENIED and "lines" in result.text
+        spent = (await account(ledger, "tenant:local")).spent
+        assert not spent.get("lines") and not spent.get("files")
 
 
-async def test_an_edited_call_is_counted_once_and_as_it_ran() -> None:
-    ledger = MemoryLedger()
-    budget = RunBudget(ledger, "r", BudgetSettings(lines=10, files=1, calls=1))
-    executor, (result,) = await run_edited(
-        budget, {"path": "a", "content": "one\n" * 9}, {"path": "b", "content": "one\n" * 3}
-    )
-    assert result.error is None and len(executor.started) == 1
-    tenant = await account(ledger, "tenant:local")
-    assert (tenant.spent["lines"], tenant.spent["files"], tenant.spent["calls"]) == (3, 1, 1)
-    assert tenant.held == {}
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_edited_call_is_counted_once_and_as_it_ran(kind: str, tmp_path: Path) -> None:
+    async with open_ledger(kind, tmp_path, Clock()) as ledger:
+        budget = RunBudget(ledger, "r", BudgetSettings(lines=10, files=1, calls=1))
+        executor, (result,) = await run_edited(
+            budget, {"path": "a", "content": "one\n" * 9}, {"path": "b", "content": "one\n" * 3}
+        )
+        assert result.error is None and len(executor.started) == 1
+        tenant = await account(ledger, "tenant:local")
+        assert (tenant.spent["lines"], tenant.spent["files"], tenant.spent["calls"]) == (3, 1, 1)
+        assert tenant.held == {}
 
 
 async def test_a_run_that_crashed_after_the_edit_reserves_for_the_edited_call() -> None:

@@ -1,4 +1,4 @@
-"""The configuration of channels."""
+"""The settings of channels."""
 
 from __future__ import annotations
 
@@ -25,23 +25,26 @@ class WebhookSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     scheme: SignatureScheme = "evoclaw"
     """How requests are signed; it also sets the default headers and pointers."""
     secret_env: str = ""
-    """The environment variable with the secret …"""
+    """The environment variable with the secret; or set `secret_file`."""
     secret_file: Path | None = None
-    """… or the file with it: exactly one of the two."""
+    """The file with the secret; or set `secret_env`."""
     signature_header: str = ""
+    """The header with the signature; empty: that of the scheme."""
     timestamp_header: str = ""
+    """The header with the signed time; empty: that of the scheme."""
     window_s: Annotated[float, Meta(gt=0, le=3600)] = 300.0
-    """Seconds by which a signed timestamp may differ; older requests may be replays."""
+    """Seconds by which the signed time may differ from the clock; an older request may be a
+    replay."""
     text: JsonPointer | None = None
-    """A JSON pointer to the text of the message …"""
+    """The JSON pointer to the text of the message."""
     sender: JsonPointer | None = None
-    """… to the name of its sender …"""
+    """The JSON pointer to the name of its sender."""
     conversation: JsonPointer | None = None
-    """… to its conversation …"""
+    """The JSON pointer to the name of its conversation."""
     message_id: JsonPointer | None = None
-    """… and to its unique id; if empty, the hash of the body is the id."""
+    """The JSON pointer to its unique id; if empty, the hash of the body is the id."""
     callback_url: str = ""
-    """Where answers are posted; without it they can only be read by the id of the run."""
+    """Where answers are posted; without it, you can only read them by the id of the run."""
     allow: tuple[str, ...] = ()
     """Non-public addresses or networks that the callback may reach."""
 
@@ -50,15 +53,18 @@ class ChannelSettings(ChatTables, frozen=True, kw_only=True, forbid_unknown_fiel
     """One of `[[channels]]`."""
 
     name: str
+    """A name of your choice."""
     kind: ChannelKind
+    """How messages arrive; the table of this name has the settings of the kind."""
     tenant: str = "local"
+    """The tenant whose agents answer."""
     agent: str = ""
-    """The agent that answers; by default the default agent, and on MQTT the agent of the inbox. If
+    """The agent that answers. If empty, the default agent, and on MQTT the agent of the inbox. If
     set, MQTT users reach only this agent."""
     senders: dict[str, str] | tuple[str, ...] = ()
-    """Who may use it: names on the channel, or a table from those to names of users here. `*` is
-    everybody; messages of senders not listed by name are untrusted. A chat channel may have none:
-    people are added with `evoclaw channels pair`."""
+    """Who may use the channel: a list of sender names, or a table that maps them to users. `*`
+    allows everyone; messages of senders that are not listed by name are untrusted. A chat channel
+    may have none: add people with `evoclaw channels pair`."""
     patience_s: Annotated[float, Meta(ge=1, le=30 * 86_400)] = 86_400.0
     """Seconds after which the orchestrator stops trying to deliver an answer."""
     webhook: WebhookSettings = WebhookSettings()

@@ -19,9 +19,9 @@ class TelegramBotSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A Telegram bot; senders are the numbers of Telegram users."""
 
     token_env: str = ""
-    """The environment variable with the token of the bot …"""
+    """The environment variable with the token of the bot; or set `token_file`."""
     token_file: Path | None = None
-    """… or the file with it: exactly one of the two."""
+    """The file with the token of the bot; or set `token_env`."""
     url: str = "https://api.telegram.org"
     """The server of the Bot API."""
 
@@ -30,13 +30,13 @@ class SlackAppSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A Slack app in Socket Mode; senders are member ids such as `U012AB3CD`."""
 
     token_env: str = ""
-    """The environment variable with the bot token (`xoxb-`) …"""
+    """The environment variable with the bot token (`xoxb-`); or set `token_file`."""
     token_file: Path | None = None
-    """… or the file with it: exactly one of the two."""
+    """The file with the bot token (`xoxb-`); or set `token_env`."""
     app_token_env: str = ""
-    """The environment variable with the app-level token (`xapp-`) …"""
+    """The environment variable with the app-level token (`xapp-`); or set `app_token_file`."""
     app_token_file: Path | None = None
-    """… or the file with it: exactly one of the two."""
+    """The file with the app-level token (`xapp-`); or set `app_token_env`."""
     url: str = "https://slack.com/api"
     """The server of the Web API."""
 
@@ -45,9 +45,9 @@ class DiscordBotSettings(Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A Discord bot; senders are the numbers of Discord users."""
 
     token_env: str = ""
-    """The environment variable with the token of the bot …"""
+    """The environment variable with the token of the bot; or set `token_file`."""
     token_file: Path | None = None
-    """… or the file with it: exactly one of the two."""
+    """The file with the token of the bot; or set `token_env`."""
     url: str = "https://discord.com/api/v10"
     """The server of the API."""
 
@@ -58,9 +58,9 @@ class MatrixAccountSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fi
     url: str = ""
     """The homeserver."""
     token_env: str = ""
-    """The environment variable with the access token of the account …"""
+    """The environment variable with the access token of the account; or set `token_file`."""
     token_file: Path | None = None
-    """… or the file with it: exactly one of the two."""
+    """The file with the access token of the account; or set `token_env`."""
 
 
 class MailboxSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,17 +85,17 @@ class MailboxSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     user: str = ""
     """The user name at both servers; default: the address."""
     password_env: str = ""
-    """The environment variable with the password …"""
+    """The environment variable with the password; or set `password_file`."""
     password_file: Path | None = None
-    """… or the file with it: exactly one of the two."""
+    """The file with the password; or set `password_env`."""
     folder: str = "INBOX"
     """The folder that is read."""
     poll_s: Annotated[float, Meta(ge=0.05, le=3_600)] = 15.0
-    """Seconds between two looks for new mails."""
+    """Seconds between two checks for new mails."""
     authserv_id: str = ""
-    """The name with which your mail server signs its `Authentication-Results`. If set, a mail
-    counts only with `dmarc=pass`; if not, every mail is untrusted, because anybody can write any
-    sender into a mail."""
+    """The name with which your mail server signs its `Authentication-Results`. If set, only mails
+    with `dmarc=pass` are answered; if not, every mail is untrusted, because a sender can be
+    forged."""
 
 
 class ChatTables(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
