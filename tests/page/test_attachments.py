@@ -129,7 +129,7 @@ async def test_a_file_is_pasted_and_limits_are_explained(looker: Looker) -> None
     await expect(chips).to_have_text(["pasted.md 8 BRemove"])
 
     for name, data, words in (
-        ("big.log", b"x" * 100_001, "“big.log” has 100.0 kB; a text file can have 100.0 kB."),
+        ("big.log", b"x" * 100_001, "“big.log” is too large (100.0 kB); a text file"),
         ("tool.bin", b"\x00\xff\xfe", "“tool.bin” is neither a picture nor a text file."),
     ):
         await choose(looker, file(name, data))

@@ -121,7 +121,8 @@ async def test_views_that_are_left_while_they_load_release_their_timers(looker: 
 async def test_waiting_to_reconnect_leaves_no_listener_on_its_signal(looker: Looker) -> None:
     await looker.page.add_init_script(COUNTING)
     await looker.enter("audit")
-    assert await looker.page.evaluate(RECONNECTING) == 0
+    async with asyncio.timeout(20):
+        assert await looker.page.evaluate(RECONNECTING) == 0
 
 
 async def test_sessions_that_are_opened_one_after_another_do_not_add_up(looker: Looker) -> None:

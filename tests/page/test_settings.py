@@ -40,7 +40,7 @@ async def test_settings_views_pass_axe_and_fit_a_phone(
 async def test_a_token_is_created_shown_once_and_revoked(looker: Looker) -> None:
     await looker.enter("settings", "tokens")
     await looker.page.get_by_label("Name of the token").fill("a look")
-    await looker.button("read-only access").click()
+    await looker.button("Read-only access").click()
     await looker.button("Create token").click()
     token = await looker.page.get_by_label("The new token").input_value()
 

@@ -167,6 +167,11 @@ async def test_people_talk_to_the_agent_through_every_service(tmp_path: Path) ->
         await until(lambda: there.smtp.mails, PATIENCE, "the mail is answered")
         assert _text(there.smtp.mails[0]) == "hello mail"
 
+        async def all_have_sent() -> bool:
+            listed = json.loads((await place.type("channels", "--json")).out)
+            return all(row["last_received_at"] and row["last_sent_at"] for row in listed)
+
+        await until(all_have_sent, PATIENCE, "the last messages of all channels are listed")
         client = await place.up.wait_ready()
         runs = ok(await client.get("/v1/runs"))["items"]
         assert len(runs) == 5
@@ -243,6 +248,9 @@ async def test_a_broken_token_is_named_and_stops_nothing_else(tmp_path: Path) ->
             assert "mail: the mail server 127.0.0.1 refused the password" in found["says"]
             rows = json.loads((await place.type("channels", "--json")).out)
             assert {row["name"]: row["state"] for row in rows}["phone"] == "failed"
+            fixes = {row["name"]: row["fix"] for row in rows}
+            assert "Correct the environment variable TELEGRAM_TOKEN" in fixes["phone"]
+            assert "Correct the environment variable MAIL_PASSWORD" in fixes["mail"]
 
 
 async def test_a_message_makes_one_run_whenever_the_service_is_killed(tmp_path: Path) -> None:

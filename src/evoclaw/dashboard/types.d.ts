@@ -19,6 +19,10 @@ interface Props {
 interface Column<Row> {
   title: string;
   number?: boolean;
+  /** The heading of the row, where a row is a card. */
+  main?: boolean;
+  /** Long texts, which get a whole line there. */
+  wide?: boolean;
   cell: (row: Row) => Child;
 }
 

@@ -53,14 +53,14 @@ async def read_traffic(database: Database, channel: str) -> ChannelTraffic:
             return connection.execute(statement, (channel,)).fetchone()[0]
 
         received = [value(statement) for statement in _LAST_RECEIVED]
-        row: Any = connection.execute(_LAST_PROBLEM, (channel,)).fetchone()
-        problem: tuple[str, float | None] = row or ("", None)
+        problem, problem_at = connection.execute(_LAST_PROBLEM, (channel,)).fetchone() or ("", None)
         return ChannelTraffic(
             max((at for at in received if at is not None), default=None),
             value(_LAST_SENT),
             value(_COUNT_RETRYING),
             value(_COUNT_DEAD),
-            *problem,
+            problem,
+            problem_at,
         )
 
     return await database.read(work)

@@ -204,15 +204,18 @@ export function select(options, value, change) {
 }
 
 /**
- * A table. On a phone each row is a card.
+ * A table. On a phone each row is a card with the main column as its heading.
  * @template Row
  * @param {string} caption @param {Column<Row>[]} columns @param {Row[]} rows
  */
 export function table(caption, columns, rows) {
   const head = columns.map((one) =>
     h("th", { scope: "col", class: one.number && "number" }, one.title));
+  /** @param {Column<Row>} one */
+  const kind = (one) => [one.number && "number", one.main && "main", one.wide && "wide"]
+    .filter(Boolean).join(" ");
   const body = rows.map((row) => h("tr", null, columns.map((one) =>
-    h("td", { class: one.number && "number", data: { title: one.title } }, one.cell(row)))));
+    h("td", { class: kind(one) || null, data: { title: one.title } }, one.cell(row)))));
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
     h("table", null, h("caption", { class: "unseen" }, caption),
       h("thead", null, h("tr", null, head)), h("tbody", null, body)));

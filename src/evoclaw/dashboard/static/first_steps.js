@@ -21,12 +21,13 @@ export const maySetUp = () => may("admin");
  * Show the first steps with live marks.
  * @param {HTMLElement} place
  * @param {AbortSignal} signal
- * @param {{ask?: (message: string) => void, whenDone?: () => void}} [options] `ask` puts an
+ * @param {{ask?: (message: string) => void, whenDone?: () => void,
+ *   agents?: Promise<Api.AgentList>}} [options] `ask` puts an
  *   example where a question is written; without it there is a field here. `whenDone` is called
- *   instead of showing steps that are all done.
+ *   instead of showing steps that are all done. `agents`: the agents, if they are loaded already.
  */
-export async function showFirstSteps(place, signal, { ask, whenDone } = {}) {
-  const found = await progress(signal);
+export async function showFirstSteps(place, signal, { ask, whenDone, agents } = {}) {
+  const found = await progress(signal, agents || get("/v1/agents", null, { signal }));
   if (signal.aborted) return;
   const steps = new FirstSteps(place, found, signal, ask, whenDone);
   on("fleet", () => steps.draw(), signal);
@@ -34,10 +35,13 @@ export async function showFirstSteps(place, signal, { ask, whenDone } = {}) {
   steps.draw();
 }
 
-/** What is done already. @param {AbortSignal} signal @returns {Promise<Progress>} */
-async function progress(signal) {
+/**
+ * What is done already.
+ * @param {AbortSignal} signal @param {Promise<Api.AgentList>} listed @returns {Promise<Progress>}
+ */
+async function progress(signal, listed) {
   const [{ agents }, { items }, ended] = await Promise.all([
-    get("/v1/agents", null, { signal }), get("/v1/fleet", null, { signal }),
+    listed, get("/v1/fleet", null, { signal }),
     get("/v1/runs", { state: "ended", limit: 1 }, { signal })]);
   const agent = agents[0]?.name || "";
   const check = agent ? await get(`/v1/agents/${encodeURIComponent(agent)}/model-check`, null,

@@ -10,7 +10,9 @@ import { fold, table } from "./components.js";
  * @typedef {(value: number) => string} Format
  */
 
-const WIDTH = 600, LEFT = 52, BOTTOM = 22, TOP = 8, RIGHT = 8;
+const NARROW = matchMedia("(max-width: 720px)").matches;
+const WIDTH = NARROW ? 340 : 600, LEFT = 56, BOTTOM = 22, TOP = 8, RIGHT = 8;
+const TWO_DAYS = 2 * 86_400; // seconds
 
 /**
  * A small line without axes; `label` says what it shows.
@@ -85,7 +87,15 @@ function grid(top, y, height, format) {
  */
 function timeAxis(from, to, x, height) {
   return [from, (from + to) / 2, to].map((at, index) => s("text", { class: "tick", x: x(at),
-    y: height - 6, "text-anchor": ["start", "middle", "end"][index] }, moment(at)));
+    y: height - 6, "text-anchor": ["start", "middle", "end"][index] }, tickText(at, to - from)));
+}
+
+/** A time on an axis: with its date only if the axis is longer than that.
+ * @param {number} at @param {number} span */
+function tickText(at, span) {
+  const date = new Date(at * 1000);
+  return span > TWO_DAYS ? date.toLocaleDateString([], { month: "short", day: "numeric" })
+    : date.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
 }
 
 /** @param {number} value */

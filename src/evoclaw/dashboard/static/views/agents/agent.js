@@ -15,7 +15,7 @@ const HISTORY_LIMIT = 20;
 
 /** Show one agent. @param {HTMLElement} root @param {string} name @param {AbortSignal} signal */
 export async function showAgent(root, name, signal) {
-  const back = h("p", null, h("a", { href: "#/agents" }, "All agents"));
+  const back = h("p", { class: "back" }, h("a", { href: "#/agents" }, "← All agents"));
   const about = h("section", { class: "card" }), history = h("section");
   const path = `/v1/agents/${encodeURIComponent(name)}`;
   const ask = () => Promise.all([get(path, null, { signal }),
@@ -83,9 +83,10 @@ function showHistory(place, name, signal) {
       : empty("This agent has not run yet.")), signal);
 }
 
-/** @type {{title: string, number?: boolean, cell: (run: any) => any}[]} */
+/** @type {Column<any>[]} */
 const COLUMNS = [
-  { title: "Message", cell: (run) => h("a", { href: `#/runs/${encodeURIComponent(run.run_id)}` },
+  { title: "Message", main: true, cell: (run) => h("a",
+    { href: `#/runs/${encodeURIComponent(run.run_id)}` },
     oneLine(run.asked || "(no message)", 80)) },
   { title: "State", cell: runBadge },
   { title: "Started", cell: (run) => when(run.began_at) },

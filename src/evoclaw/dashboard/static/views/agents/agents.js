@@ -46,9 +46,10 @@ async function everything(signal) {
 /** @param {any[]} agents */
 const shown = (agents) => table("agents", COLUMNS, agents);
 
-/** @type {{title: string, number?: boolean, cell: (agent: any) => any}[]} */
+/** @type {Column<any>[]} */
 const COLUMNS = [
-  { title: "Agent", cell: (agent) => [h("a", { href: agentLink(agent.name) }, agent.name),
+  { title: "Agent", main: true, cell: (agent) => [
+    h("a", { href: agentLink(agent.name) }, agent.name),
     agent.description && h("div", { class: "small soft" }, oneLine(agent.description, 90))] },
   { title: "Model", cell: (agent) => agent.model || "default" },
   { title: "Tools", cell: (agent) => oneLine(toolsOf(agent), 60) },

@@ -62,9 +62,9 @@ export function standing(place, signal, human) {
   const again = () => load(place, ask, show, signal);
   /** @type {Column<Api.ApprovalView>[]} */
   const columns = [
-    { title: "Tool", cell: (row) => (row.tool ? h("code", null, row.tool) : "–") },
+    { title: "Tool", main: true, cell: (row) => (row.tool ? h("code", null, row.tool) : "–") },
     { title: "Agent", cell: (row) => row.agent || "–" },
-    { title: "Covers", cell: (row) => (row.standing === "session" ? row.covers
+    { title: "Covers", wide: true, cell: (row) => (row.standing === "session" ? row.covers
       : "only this call, which has not run yet") },
     { title: "By", cell: (row) => row.answered_by },
     { title: "Since", cell: (row) => when(row.answered_at) },
@@ -90,10 +90,10 @@ const ANSWERS = lookup({ once: ["good", "once"], session: ["good", "session"],
 /** @type {Column<Api.JsonObject<any>>[]} */
 const PAST = [
   { title: "When", cell: (row) => when(row.at) },
-  { title: "Tool", cell: (row) => h("code", null, row.tool || "–") },
+  { title: "Tool", main: true, cell: (row) => h("code", null, row.tool || "–") },
   { title: "Agent", cell: (row) => row.agent_id },
   { title: "Answer", cell: (row) => answerBadge(row.decision) },
-  { title: "Reason", cell: (row) => row.reason || "–" },
+  { title: "Reason", wide: true, cell: (row) => row.reason || "–" },
   { title: "Arguments", cell: (row) => (row.parameters
     ? fold("Show", () => argumentList(row.parameters)) : "–") },
   { title: "Run", cell: (row) => (row.run_id ? runLink(row.run_id) : "–") },

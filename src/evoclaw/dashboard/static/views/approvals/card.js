@@ -83,7 +83,7 @@ export class ApprovalCard {
   body() {
     const { item } = this;
     return [subject(item), h("dl", { class: "facts small" }, scopeFacts(item),
-      h("dt", null, "sha256"),
+      h("dt", null, "SHA-256"),
       h("dd", null, h("code", { title: item.sha256 }, item.sha256.slice(0, 12)), "… ",
         h("span", { class: "soft" }, "of the full arguments; “Approve once” covers only these")))];
   }

@@ -21,7 +21,7 @@ export function workflowSteps(section, place, signal) {
   const again = () => load(place, ask, show, signal);
   /** @type {Column<StepRow>[]} */
   const columns = [
-    { title: "Workflow", cell: (row) => row.flow.name },
+    { title: "Workflow", main: true, cell: (row) => row.flow.name },
     { title: "Step", cell: (row) => h("code", null, row.name) },
     { title: "Does", cell: (row) => (row.tool
       ? fold(`calls ${row.tool}`, () => argumentList(row.arguments))

@@ -59,7 +59,7 @@ const COLUMNS = [
   { title: "When", cell: (one) => when(one.at) },
   { title: "Who", cell: (one) => [one.user || "", one.user && one.agent_id ? " / " : "",
     one.agent_id || (one.user ? "" : "–")] },
-  { title: "What", cell: (one) => [h("span", { class: "mono" }, one.tool || one.kind),
+  { title: "What", main: true, cell: (one) => [h("span", { class: "mono" }, one.tool || one.kind),
     one.device && one.device !== one.agent_id && ` on ${one.device}`] },
   { title: "Verdict", cell: (one) => [one.verdict && verdictBadge(one.verdict), " ",
     one.result && outcome(one.result)] },

@@ -143,13 +143,14 @@ class Chat {
       this.conversation?.onRuns([run]); // it may have ended already, and be part of the history
       this.list.soon();
     };
+    const listed = get("/v1/agents", null, { signal });
     const composer = this.composer = new Composer("", { send, stop: () => {}, before });
     replace(this.place, h("header", { class: "row talk-head" }, this.opener(),
       h("h2", null, "New session")),
-    this.welcome(signal), composer.element);
+    this.welcome(signal, listed), composer.element);
     composer.fit();
     try {
-      const { agents: found } = await get("/v1/agents", null, { signal });
+      const { agents: found } = await listed;
       const names = found.map((one) => one.name);
       const last = sessionStorage.getItem(AGENT) || "";
       choice.agent = names.includes(last) ? last : names[0] || "";
@@ -171,16 +172,16 @@ class Chat {
 
   /**
    * The text of an empty chat; the first steps until all of them are done.
-   * @param {AbortSignal} signal
+   * @param {AbortSignal} signal @param {Promise<Api.AgentList>} agents
    */
-  welcome(signal) {
+  welcome(signal, agents) {
     const usual = () => empty("Describe what you want done. The agent shows every tool call, and "
       + "asks for your approval where a policy requires it.");
     const place = h("div", { class: "talk" }, usual());
     const whenDone = () => replace(place, usual());
     /** @param {string} message */
     const ask = (message) => this.composer?.put(message);
-    if (maySetUp()) showFirstSteps(place, signal, { ask, whenDone }).catch((cause) => {
+    if (maySetUp()) showFirstSteps(place, signal, { ask, whenDone, agents }).catch((cause) => {
       if (cause.name !== "AbortError") toast(cause.message, "bad");
     });
     return place;

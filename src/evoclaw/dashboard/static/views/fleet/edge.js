@@ -24,7 +24,7 @@ const MAX_RECENT = 40; // records that are shown
  * @param {HTMLElement} root @param {string} id @param {AbortSignal} signal
  */
 export function edgePage(root, id, signal) {
-  const back = h("p", { class: "edge-back" }, h("a", { href: "#/fleet" }, "← All edges"));
+  const back = h("p", { class: "back" }, h("a", { href: "#/fleet" }, "← All edges"));
   const head = h("section", { class: "card edge-head", "aria-label": `State of ${id}` });
   const tools = h("section", { "aria-label": "Tools" });
   const asked = h("section", { "aria-label": "Delegations" });
@@ -189,7 +189,7 @@ const RESULTS = lookup({ success: "good", waiting: "warn", denied: "bad" });
 const COLUMNS = [
   { title: "When", cell: (row) => when(row.at) },
   { title: "By", cell: (row) => row.agent_id || "–" },
-  { title: "What", cell: what },
+  { title: "What", main: true, cell: what },
   { title: "Result", cell: (row) => badge(RESULTS[row.result] || (row.error ? "bad" : "quiet"),
     row.result || row.kind) },
   { title: "Took", number: true, cell: (row) =>

@@ -102,7 +102,7 @@ function toolTable(tools) {
   const errors = (one) => Object.entries(one.errors).map(([kind, n]) => `${kind} ${n}`).join(", ");
   return h("section", { class: "card", "aria-label": "Per tool" }, h("h2", null, "Per tool"),
     table("metrics per tool", [
-      { title: "Tool", cell: (one) =>
+      { title: "Tool", main: true, cell: (one) =>
         h("a", { href: `#/tools/${encodeURIComponent(one.tool)}`, class: "mono" }, one.tool) },
       { title: "Calls", number: true, cell: (one) => count(one.calls) },
       { title: "Success", number: true, cell: (one) => percent(one.success_rate) },

@@ -128,7 +128,8 @@ class RunList {
 
 /** @type {Column<Api.RunView>[]} */
 const COLUMNS = [
-  { title: "Message", cell: (run) => h("a", { href: `#/runs/${encodeURIComponent(run.run_id)}` },
+  { title: "Message", main: true, cell: (run) => h("a",
+    { href: `#/runs/${encodeURIComponent(run.run_id)}` },
     oneLine(run.asked || "(no message)", 90)) },
   { title: "State", cell: runBadge },
   { title: "Agent", cell: (run) => run.agent },

@@ -59,10 +59,10 @@ function parsed(text, what) {
 
 /**
  * A form for the arguments of a tool.
- * @param {Schema} [schema]
+ * @param {Schema} [schema] @param {string} [title]
  * @returns {{element: Element, values: () => object}} `values` throws if JSON is wrong.
  */
-export function argumentForm(schema) {
+export function argumentForm(schema, title = "Arguments") {
   const required = new Set(schema?.required || []);
   const fields = Object.entries(schema?.properties || {})
     .map(([name, one]) => ({ name, about: one.description || "", ...control(name, one) }));
@@ -85,7 +85,7 @@ export function argumentForm(schema) {
   whole.value = "{}";
   draw();
   return {
-    element: h("fieldset", null, h("legend", null, "Arguments"), place,
+    element: h("fieldset", null, h("legend", null, title), place,
       fields.length > 0 && h("div", { class: "row end" }, change)),
     values: () => (asJson ? parsed(whole.value || "{}", "the text") : fromFields()),
   };

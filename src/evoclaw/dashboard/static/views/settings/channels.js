@@ -101,8 +101,8 @@ const FAILED = [
   { title: "Created", cell: (one) => when(one.made_at) },
   { title: "Channel", cell: (one) => one.channel },
   { title: "To", cell: (one) => one.sender },
-  { title: "Answer", cell: (one) => oneLine(one.answer.text || "–", 100) },
-  { title: "Problem", cell: (one) => one.problem },
+  { title: "Answer", main: true, cell: (one) => oneLine(one.answer.text || "–", 100) },
+  { title: "Problem", wide: true, cell: (one) => one.problem },
   { title: "Attempts", number: true, cell: (one) => one.attempts },
   { title: "", cell: (one) => button("Retry", async () => {
     await postEmpty(`/v1/deliveries/${encodeURIComponent(one.id)}/revive`);

@@ -33,11 +33,11 @@ export function showNotifications(place, signal) {
 /** @param {Api.NotifierView[]} items @param {() => unknown} again */
 function notifiersShown(items, again) {
   return table("Notifiers", [
-    { title: "Name", cell: (one) => h("strong", null, one.name) },
+    { title: "Name", main: true, cell: (one) => h("strong", null, one.name) },
     { title: "Kind", cell: (one) => one.kind },
     { title: "Reports", cell: (one) => one.on.map((name) => REPORTS[name] || name).join(", ") },
     { title: "One-tap answers", cell: (one) => (one.answers ? "yes" : "no") },
-    { title: "Last message", cell: lastShown },
+    { title: "Last message", wide: true, cell: lastShown },
     { title: "", cell: (one) => testButton(one, again) },
   ], items);
 }

@@ -58,9 +58,9 @@ function policyShown({ level, presets, rules, settings }) {
 
 /** @type {Column<Api.RuleView>[]} */
 const RULES = [
-  { title: "Rule", cell: (rule) => h("code", null, rule.name) },
+  { title: "Rule", main: true, cell: (rule) => h("code", null, rule.name) },
   { title: "Verdict", cell: (rule) => verdictBadge(rule.verdict) },
-  { title: "About", cell: (rule) => rule.summary },
+  { title: "About", wide: true, cell: (rule) => rule.summary },
   { title: "From", cell: (rule) => rule.source },
 ];
 

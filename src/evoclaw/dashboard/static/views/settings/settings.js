@@ -40,8 +40,9 @@ export async function mount(root, [wanted], signal) {
   const body = h("section", { class: "settings-body", "aria-label": text });
   const links = Object.entries(SECTIONS).map(([section, [label]]) => h("a", {
     href: `#/settings/${section}`, "aria-current": section === name ? "page" : null }, label));
-  replace(root, h("nav", { class: "tabs", "aria-label": "Settings" }, links),
-    name !== "stops" && may("admin") && stopBar(signal), body);
+  const tabs = h("nav", { class: "tabs", "aria-label": "Settings" }, links);
+  replace(root, tabs, name !== "stops" && may("admin") && stopBar(signal), body);
+  tabs.querySelector("[aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" });
   await show(body, signal);
 }
 

@@ -30,7 +30,7 @@ export function stopBar(signal) {
     const names = stops.map(stopName).join(", ");
     replace(state, stops.length ? [badge("bad", "stopped"), " ", names, " "]
       : [badge("good", "nothing is stopped"), " "],
-    h("a", { href: "#/settings/stops" }, stops.length ? "release…" : "stop one thing…"));
+    h("a", { href: "#/settings/stops" }, stops.length ? "Release…" : "Stop one thing…"));
   };
   replace(bar, state, button("Stop everything…", async () => {
     const stops = await stop("all", "");

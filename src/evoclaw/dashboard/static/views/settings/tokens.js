@@ -11,9 +11,9 @@ import { SCOPES, meaningOf } from "./scopes.js";
 
 /** @type {{[name: string]: [string, string[]]}} */
 const PRESETS = {
-  look: ["read-only access", SCOPES.filter((one) => one.endsWith(":read"))],
-  person: ["a person at the dashboard", [...SCOPES.filter((one) => one.includes(":")), "human"]],
-  program: ["a program that invokes agents", ["agents:invoke", "runs:read", "runs:write",
+  look: ["Read-only access", SCOPES.filter((one) => one.endsWith(":read"))],
+  person: ["A person at the dashboard", [...SCOPES.filter((one) => one.includes(":")), "human"]],
+  program: ["A program that invokes agents", ["agents:invoke", "runs:read", "runs:write",
     "sessions:read", "sessions:write"]],
 };
 const DAY = 86_400;
@@ -53,7 +53,7 @@ function form(made, again) {
     h("div", { class: "settings-form" }, field("Name of the token", name, "What it is for"),
       field("User", user, "Optional: the user on whose behalf it acts"), field("Expires", expiry)),
     h("fieldset", null, h("legend", null, "Scopes"),
-      h("div", { class: "row small" }, "for ", presets),
+      h("div", { class: "row small" }, "Presets:", presets),
       h("div", { class: "scopes" }, boxes.map((box) => scopeBox(box)))),
     h("div", { class: "row" }, make));
   element.addEventListener("submit", async (event) => {
@@ -119,10 +119,10 @@ function tokensShown(items, again) {
   if (!items.length) return empty("No tokens yet, except those in the configuration.");
   /** @type {Column<Api.TokenView>[]} */
   const columns = [
-    { title: "Name", cell: (row) => [row.name, row.id === me().token
+    { title: "Name", main: true, cell: (row) => [row.name, row.id === me().token
       && h("span", { class: "soft small" }, " (yours)")] },
     { title: "State", cell: stateOf },
-    { title: "Scopes", cell: (row) => h("code", null, row.scopes.join(" ")) },
+    { title: "Scopes", wide: true, cell: (row) => h("code", null, row.scopes.join(" ")) },
     { title: "User", cell: (row) => row.user || "–" },
     { title: "Created", cell: (row) => when(row.made_at) },
     { title: "Expires", cell: (row) => (row.expires_at ? when(row.expires_at) : "never") },

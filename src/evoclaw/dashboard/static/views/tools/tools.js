@@ -81,7 +81,7 @@ function columns(use) {
   /** @param {Api.ToolView} tool */
   const of = (tool) => use.get(tool.name);
   return [
-    { title: "Tool", cell: (tool) => [
+    { title: "Tool", main: true, cell: (tool) => [
       h("a", { href: `#/tools/${encodeURIComponent(tool.name)}`, class: "mono" }, tool.name),
       h("div", { class: "small soft" }, oneLine(tool.description, 110))] },
     { title: "Effect", cell: (tool) => badge(EFFECTS[tool.effect] || "quiet", tool.effect) },
@@ -136,7 +136,7 @@ async function one(root, name, signal) {
   try {
     const [tool, use] = await Promise.all([
       get(`/v1/tools/${encodeURIComponent(name)}`, null, { signal }), usage(signal)]);
-    replace(root, h("p", null, h("a", { href: "#/tools" }, "All tools")),
+    replace(root, h("p", { class: "back" }, h("a", { href: "#/tools" }, "← All tools")),
       detail(tool, use.get(name)));
   } catch (cause) {
     replace(root, failed(cause, () => one(root, name, signal)));

@@ -21,7 +21,8 @@ const ANSWERS = { approve: "Approve", deny: "Deny", retry: "Retry the step", ski
 export async function showWorkflowRun(root, name, id, signal) {
   const path = `/v1/workflow-runs/${encodeURIComponent(id)}`;
   const body = h("div", { class: "view" });
-  replace(root, h("p", null, h("a", { href: flowLink(name) }, `Workflow ${name}`)), body);
+  replace(root, h("p", { class: "back" },
+    h("a", { href: flowLink(name) }, `← Workflow ${name}`)), body);
   let asked = 0;
   const draw = async () => {
     const turn = asked += 1;

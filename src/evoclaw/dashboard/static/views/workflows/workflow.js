@@ -16,7 +16,7 @@ const HISTORY_LIMIT = 20;
 
 /** Show one workflow. @param {HTMLElement} root @param {string} name @param {AbortSignal} signal */
 export async function showWorkflow(root, name, signal) {
-  const back = h("p", null, h("a", { href: "#/workflows" }, "All workflows"));
+  const back = h("p", { class: "back" }, h("a", { href: "#/workflows" }, "← All workflows"));
   const about = h("section", { class: "card" }), start = h("section"), times = h("section");
   const history = h("section"), text = h("section", { class: "card" });
   const path = `/v1/workflows/${encodeURIComponent(name)}`;
@@ -53,7 +53,7 @@ function startForm(flow, signal) {
   const inputs = Object.entries(flow.inputs || {});
   const form = inputs.length > 0 && argumentForm({
     properties: Object.fromEntries(inputs.map(([name, one]) => [name, property(one)])),
-    required: inputs.filter(([, one]) => isRequired(one)).map(([name]) => name) });
+    required: inputs.filter(([, one]) => isRequired(one)).map(([name]) => name) }, "Inputs");
   const go = h("button", { class: "primary" }, "Run");
   const made = h("form", { class: "card flow-form" }, h("h2", null, "Run"),
     form ? form.element : h("p", { class: "soft" }, "This workflow takes no inputs."),
@@ -140,16 +140,16 @@ function showHistory(place, name, signal) {
       : empty("This workflow has not run yet.")), signal);
 }
 
-/** @type {{title: string, number?: boolean, cell: (run: any) => any}[]} */
+/** @type {Column<any>[]} */
 const COLUMNS = [
-  { title: "Started", cell: (run) => h("a", { href: flowLink(run.name, run.id) },
+  { title: "Started", main: true, cell: (run) => h("a", { href: flowLink(run.name, run.id) },
     when(run.started_at)) },
   { title: "State", cell: (run) => stateBadge(run.state) },
   { title: "Took", number: true, cell: (run) =>
     (run.ended_at ? duration(run.ended_at - run.started_at) : "–") },
   { title: "Started by", cell: (run) => (run.scheduled_for ? "schedule"
     : run.parent ? "another workflow" : run.user || "–") },
-  { title: "Result", cell: (run) => oneLine(run.error || resultText(run.output), 120) },
+  { title: "Result", wide: true, cell: (run) => oneLine(run.error || resultText(run.output), 120) },
 ];
 
 /** @param {any} output */

@@ -48,9 +48,10 @@ function shown(flows) {
       + "folder.");
 }
 
-/** @type {{title: string, number?: boolean, cell: (flow: any) => any}[]} */
+/** @type {Column<any>[]} */
 const COLUMNS = [
-  { title: "Workflow", cell: (flow) => [h("a", { href: flowLink(flow.name) }, flow.name),
+  { title: "Workflow", main: true, cell: (flow) => [
+    h("a", { href: flowLink(flow.name) }, flow.name),
     flow.description && h("div", { class: "small soft" }, oneLine(flow.description, 90))] },
   { title: "Steps", cell: (flow) => (flow.problem
     ? h("span", null, badge("bad", "invalid"), " ", oneLine(flow.problem, 160))
