@@ -255,7 +255,7 @@ async def test_a_call_is_synced_by_the_thread_only_on_a_slow_disk(
 ) -> None:
     monkeypatch.setattr(wal_sync, "FAST_SYNC_S", 60.0 if fast else 0.0)
     threads: list[bool] = []
-    sync = wal_sync._sync_file
+    sync = vars(wal_sync)["_sync_file"]
 
     def noted(file: int) -> None:
         threads.append(threading.current_thread() is threading.main_thread())

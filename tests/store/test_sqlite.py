@@ -101,7 +101,7 @@ async def test_a_lone_write_needs_the_thread_only_on_a_slow_disk(
     monkeypatch.setattr(sqlite_worker, "FAST_COMMIT_S", 60.0 if fast else 0.0)
     monkeypatch.setattr(sqlite_worker, "LONE_COMMIT_GAP_S", 0.0)
     threads: list[int] = []
-    commit = sqlite_worker.SqliteWorker._commit
+    commit = vars(sqlite_worker.SqliteWorker)["_commit"]
 
     def noted(worker: sqlite_worker.SqliteWorker) -> None:
         threads.append(threading.get_ident())
