@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import Coroutine
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -246,6 +247,27 @@ class BadReport:
 
     def signed_after(self, place: ChainPosition) -> tuple[bytes, ChainPosition]:
         raise ValueError("no key")
+
+
+@pytest.mark.parametrize("fast", [True, False])
+async def test_a_call_is_synced_by_the_thread_only_on_a_slow_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: bool
+) -> None:
+    monkeypatch.setattr(wal_sync, "FAST_SYNC_S", 60.0 if fast else 0.0)
+    threads: list[bool] = []
+    sync = vars(wal_sync)["_sync_file"]
+
+    def noted(file: int) -> None:
+        threads.append(threading.current_thread() is threading.main_thread())
+        sync(file)
+
+    monkeypatch.setattr(wal_sync, "_sync_file", noted)
+    async with await opened(tmp_path) as journal:
+        first = len(threads)
+        assert not any(threads)  # how long a sync takes was not known
+        for number in range(3):
+            await journal.receive(entry(f"run.{number}.1.1"), start="boot")
+        assert threads[first:] == [fast] * 3
 
 
 async def test_closing_a_journal_finishes_what_was_requested(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from evoclaw.core.errors import ConfigError
+from evoclaw.store.databases import sqlite_worker
 from evoclaw.store.databases.database import (
     Conflict,
     Connection,
@@ -40,6 +41,12 @@ from tests.support.stores import (
 )
 
 WAIT = 20.0
+
+
+@pytest.fixture(autouse=True)
+def commit_in_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a slow disk: these tests do something while a commit is under way."""
+    monkeypatch.setattr(sqlite_worker, "FAST_COMMIT_S", 0.0)
 
 
 async def opened(path: Path, *, set_aside: bool = False) -> SqliteDatabase:
@@ -85,6 +92,39 @@ async def test_a_durable_database_syncs_every_commit(
         tmp_path / "things.db", SCHEMA, durable=durable
     ) as database:
         assert await database.read(synchronous) == level
+
+
+@pytest.mark.parametrize("fast", [True, False])
+async def test_a_lone_write_needs_the_thread_only_on_a_slow_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: bool
+) -> None:
+    monkeypatch.setattr(sqlite_worker, "FAST_COMMIT_S", 60.0 if fast else 0.0)
+    monkeypatch.setattr(sqlite_worker, "LONE_COMMIT_GAP_S", 0.0)
+    threads: list[int] = []
+    commit = vars(sqlite_worker.SqliteWorker)["_commit"]
+
+    def noted(worker: sqlite_worker.SqliteWorker) -> None:
+        threads.append(threading.get_ident())
+        commit(worker)
+
+    monkeypatch.setattr(sqlite_worker.SqliteWorker, "_commit", noted)
+    async with await opened(tmp_path / "db") as database:
+        for number in range(3):
+            await database.write(add(f"row {number}"))
+    # How long a commit takes is not known before the first one.
+    here = threading.get_ident()
+    assert [thread == here for thread in threads] == [False, fast, fast]
+
+
+async def test_a_burst_of_writes_shares_commits_on_a_fast_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_worker, "FAST_COMMIT_S", 60.0)
+    monkeypatch.setattr(sqlite_worker, "LONE_COMMIT_GAP_S", 60.0)
+    async with await opened(tmp_path / "db") as database:
+        before = database.commits
+        await asyncio.gather(*(database.write(add(f"row {n}")) for n in range(20)))
+        assert database.commits - before <= 2
 
 
 async def test_writes_queued_behind_a_commit_share_the_next_one(tmp_path: Path) -> None:

@@ -17,7 +17,10 @@ from evoclaw.core.messages import JSON, user
 from evoclaw.orchestrator.receipts.verifier import stored_receipt
 from evoclaw.store.calls import receipts
 from evoclaw.store.calls.receipts import ReceiptStore
+from evoclaw.store.governance import approvals
 from evoclaw.store.memory import SCHEMA, EventType, MemoryStore, Observation
+from evoclaw.store.runs import queue
+from evoclaw.store.runs.queue import EnqueueOutcome, QueuedRun, QueueLimits, RunQueue
 from evoclaw.store.sessions import tables
 from evoclaw.store.sessions.sessions import RunUsage, Session, SessionStore
 from evoclaw.trust.receipts import CallFacts, DeviceKey, new_receipt
@@ -82,6 +85,11 @@ async def test_an_observation_is_one_record_of_its_table(shared: Place) -> None:
         with wal_of(shared) as found:
             await store.add([observed(number) for number in range(5)])
         assert records_of(found, "memory_observations") == 5
+        written = {name for name, _ in found if name.startswith("memory_")}
+        assert written <= {
+            "memory_observations", "memory_observations_pkey", "memory_observations_seq_seq",
+            "memory_owners", "memory_ids", "memory_ages",
+        }  # fmt: skip
         await store.add([observed(number) for number in (4, 5, 5)])
         for number in range(6):
             assert await store.get(f"{RUN}.{number}") == observed(number)
@@ -110,6 +118,26 @@ async def test_a_message_is_one_record_of_its_table(shared: Place) -> None:
     assert stored == [(number, user(text)) for number, text in enumerate(texts)]
 
 
+async def test_a_new_run_and_its_session_are_one_record_each(shared: Place) -> None:
+    database = await shared.open(tables.SCHEMA, queue.SCHEMA, approvals.SCHEMA)
+    runs = RunQueue(SessionStore(database), "holder")
+    limits, entry = QueueLimits(9, 9, 9), QueuedRun(RUN, Session("s1", "a"), True, "hi", b"request")
+    try:
+        await runs.enqueue(
+            "local", msgspec.structs.replace(entry, run_id="first"), limits, claim=True
+        )
+        with wal_of(shared) as found:
+            new = msgspec.structs.replace(entry, session=Session("s2", "a"), key="key")
+            stored = await runs.enqueue("local", new, limits, claim=True)
+        assert stored.outcome is EnqueueOutcome.NEW
+        again = await runs.enqueue("local", new, limits, claim=True)
+        assert again.outcome is EnqueueOutcome.EXISTING and again.run is not None
+    finally:
+        await database.close()
+    for table in ("runs", "sessions", "queue_keys", "step_writers"):
+        assert records_of(found, table) == 1, table
+
+
 async def test_closing_an_account_changes_no_index(shared: Place) -> None:
     async with opened_ledger(shared, lambda: 1000.0) as ledger:
         await ledger.open("run", {"calls": Limit(5)}, {})
@@ -132,7 +160,18 @@ async def test_a_receipt_is_stored_without_what_its_columns_have(shared: Place) 
     chained = msgspec.structs.replace(receipt, chain="4661f6fb94de14c9", counter=7, prev="ab" * 32)
     signed = key.sign(chained)
     stored = stored_receipt(chained, signed, 3.0)
+    older = msgspec.structs.replace(
+        receipts.SCHEMA,
+        migrations=receipts.SCHEMA.migrations[:2],
+        postgres_migrations=receipts.SCHEMA.postgres_migrations[:2],
+    )
+    await (await shared.open(older)).close()
     async with ReceiptStore(await shared.open(receipts.SCHEMA)) as store:
+        with wal_of(shared) as found:
+            store.add_later(stored)
+            await store.database.flush()
+        assert records_of(found, "receipts") == 1
+        store.add_later(stored)
         await store.add(stored)
         assert await store.list_receipts() == [stored]
         size = await store.database.read(
