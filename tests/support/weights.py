@@ -38,5 +38,8 @@ def require_model(name: str) -> LocalModel:
     """The model; without its file the test is skipped."""
     model = find_model(name)
     if model is None:
-        pytest.skip(f"the weights of {name} are not here; set {VARIABLE} to their folder")
+        pytest.skip(
+            f"the weights of {name} are not here: run `make test-weights`, or set {VARIABLE} to "
+            "their folder"
+        )
     return model
