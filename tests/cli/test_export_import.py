@@ -58,8 +58,12 @@ async def _run(home: Path) -> str:
     """The id of a stored run."""
     agent = Agent("lead", "scripted/model")
     ports = Ports(Scripted(says("Hello.")), LocalExecutor(()), AllowAll())
+
+    def make_ports(*_: object) -> Ports:
+        return ports
+
     async with open_sessions({"EVOCLAW_HOME": str(home)}) as store:
-        talks = Conversations(store, {"lead": agent}, lambda *_: ports)
+        talks = Conversations(store, {"lead": agent}, make_ports)
         session = await talks.open("lead")
         async with aclosing(talks.send(session.id, "Hi")) as records:
             return [record.run_id async for record in records][-1]

@@ -283,7 +283,7 @@ def channel(base: str, changed: str, shown: str = "") -> Row:
     """A key of a channel."""
     return Row(
         changed,
-        runtime(lambda made: [repr(c.settings) for c in made.channels]),
+        runtime(lambda made: [repr(inside(c, "settings")) for c in made.channels]),
         base,
         shown,
     )

@@ -179,6 +179,21 @@ declare namespace Api {
     at: number;
   }
 
+  /** The cases of this service. */
+  interface CaseList {
+    items: Array<CaseView>;
+    problems: Array<string>;
+  }
+
+  /** A case for evaluations. */
+  interface CaseView {
+    name: string;
+    split: Split;
+    agent: string;
+    recorded: boolean;
+    checks: number;
+  }
+
   /** The channels of a tenant. */
   interface ChannelList {
     items: Array<ChannelView>;
@@ -230,6 +245,12 @@ declare namespace Api {
     result_chars?: number;
     usage?: Usage;
     cost?: number | null;
+  }
+
+  /** What a person said to a run to change its course. */
+  interface Correction {
+    kind: string;
+    text: string;
   }
 
   /** A token that was created. */
@@ -306,6 +327,13 @@ declare namespace Api {
   /** Which agents delegated to which agents and edges, by name. */
   interface DelegationList {
     items: Array<Delegation>;
+  }
+
+  /** A response that was deleted. */
+  interface DeletedResponse {
+    id: string;
+    object?: string;
+    deleted?: boolean;
   }
 
   /** One difference between two runs. */
@@ -418,6 +446,30 @@ declare namespace Api {
   /** Why the model stopped writing. */
   type Finish = "calls" | "filtered" | "length" | "stop";
 
+  /** A lineage that `evoclaw/verify.py` can check. */
+  interface GenomeExport {
+    entries: Array<SignedEntry>;
+  }
+
+  /** The lineage of a genome. */
+  interface GenomeHistory {
+    items: Array<LineageEntry>;
+  }
+
+  /** The current genomes of the agents. */
+  interface GenomeList {
+    items: Array<GenomeView>;
+  }
+
+  /** A version of the genome of an agent or an edge. */
+  interface GenomeView {
+    agent: string;
+    version: number;
+    digest: string;
+    restored: number | null;
+    genome: JsonObject<any>;
+  }
+
   /** An image, base64-encoded. */
   interface ImageBlock {
     type: "image";
@@ -455,6 +507,26 @@ declare namespace Api {
     sources?: Array<string>;
   }
 
+  /** One entry of a lineage: a version of the genome, or an evaluation of one. */
+  interface LineageEntry {
+    v: 1;
+    agent: string;
+    number: number;
+    prev: string;
+    at: number;
+    key: string;
+    kind: "change" | "evaluation" | "opening" | "rollback";
+    digest: string;
+    by: string;
+    version?: number | null;
+    parent?: string | null;
+    restored?: number | null;
+    genome?: JsonObject<any>;
+    reason?: string;
+    runs?: Array<string>;
+    scores?: JsonObject<any>;
+  }
+
   /** The process is alive. */
   interface Liveness {
     status: "ok";
@@ -478,6 +550,7 @@ declare namespace Api {
     output_fields?: Array<string>;
     evidence?: boolean;
     max_call_seconds?: number;
+    genome?: string;
   }
 
   /** The status of a message in a reply. */
@@ -663,6 +736,12 @@ declare namespace Api {
     own_words?: boolean;
   }
 
+  /** The outcome of a run, and what a person said of it. */
+  interface RatedOutcome {
+    outcome: RunOutcome;
+    rating: Rating | null;
+  }
+
   /** A user's rating of a run. */
   interface Rating {
     verdict: "bad" | "good";
@@ -777,6 +856,14 @@ declare namespace Api {
     error_types: JsonObject<number>;
   }
 
+  /** A response. */
+  interface ResponseObject {
+    id: string;
+    status: string;
+    output: Array<JsonObject<any>>;
+    object?: string;
+  }
+
   /** One rule of the command policy. */
   interface RuleView {
     name: string;
@@ -808,6 +895,20 @@ declare namespace Api {
     tools_used?: Array<string>;
     usage?: Usage;
     cost?: number | null;
+  }
+
+  /** The outcome of a run, so far if it has not ended. */
+  interface RunOutcome {
+    genome: string;
+    stop: StopReason | null;
+    turns: number;
+    calls: number;
+    cost: number | null;
+    errors: JsonObject<number>;
+    model_errors: JsonObject<number>;
+    denied: number;
+    retries: number;
+    corrections: Array<Correction>;
   }
 
   /** A page of runs, the newest first. */
@@ -894,6 +995,13 @@ declare namespace Api {
     on?: string;
   }
 
+  /** A signed entry of a lineage. */
+  interface SignedEntry {
+    type: string;
+    body: string;
+    signature: string;
+  }
+
   /** The available skills, and the unavailable ones with the reason. */
   interface SkillList {
     items: Array<SkillView>;
@@ -930,6 +1038,9 @@ declare namespace Api {
     per_seconds: number | null;
     left: number | null;
   }
+
+  /** Who may see a case. */
+  type Split = "sealed" | "train" | "validation";
 
   /** A person's answer to a step. */
   type StepDecision = "approve" | "deny" | "fail" | "retry" | "skip";
@@ -1212,7 +1323,10 @@ declare namespace Api {
     P extends `/v1/agents/${string}/model-check` ? ModelCheck :
     P extends `/v1/budgets/runs/${string}` ? AccountView :
     P extends `/v1/fleet/${string}/tools` ? EdgeToolList :
+    P extends `/v1/genomes/${string}/export` ? GenomeExport :
+    P extends `/v1/genomes/${string}/history` ? GenomeHistory :
     P extends `/v1/runs/${string}/events` ? StreamedEvent :
+    P extends `/v1/runs/${string}/outcome` ? RatedOutcome :
     P extends `/v1/runs/${string}/rating` ? Rating :
     P extends `/v1/runs/${string}/receipts` ? ReceiptList :
     P extends `/v1/sessions/${string}/canvas` ? CanvasView :
@@ -1226,7 +1340,9 @@ declare namespace Api {
     P extends `/v1/agents/${string}` ? AgentView :
     P extends `/v1/approvals/${string}` ? ApprovalView :
     P extends `/v1/fleet/${string}` ? EdgeView :
+    P extends `/v1/genomes/${string}` ? GenomeView :
     P extends `/v1/models/${string}` ? Model :
+    P extends `/v1/responses/${string}` ? ResponseObject :
     P extends `/v1/runs/${string}` ? RunView :
     P extends `/v1/sessions/${string}` ? SessionView :
     P extends `/v1/skills/${string}` ? SkillView :
@@ -1238,11 +1354,13 @@ declare namespace Api {
     P extends "/v1/approvals" ? ApprovalList :
     P extends "/v1/audit" ? AuditPage :
     P extends "/v1/budgets" ? AccountList :
+    P extends "/v1/cases" ? CaseList :
     P extends "/v1/channels" ? ChannelList :
     P extends "/v1/damage" ? DamageList :
     P extends "/v1/events" ? StreamedEvent :
     P extends "/v1/figures" ? MetricsView :
     P extends "/v1/fleet" ? EdgeList :
+    P extends "/v1/genomes" ? GenomeList :
     P extends "/v1/me" ? Whoami :
     P extends "/v1/memory" ? MemoryList :
     P extends "/v1/models" ? ModelList :
@@ -1271,7 +1389,10 @@ declare namespace Api {
     P extends `/v1/fleet/${string}/approve` ? EdgeView :
     P extends `/v1/fleet/${string}/ping` ? Pong :
     P extends `/v1/fleet/${string}/revoke` ? EdgeView :
+    P extends `/v1/genomes/${string}/rollback` ? GenomeView :
+    P extends `/v1/genomes/${string}/versions` ? GenomeView :
     P extends `/v1/notify/${string}/test` ? NotifierCheck :
+    P extends `/v1/responses/${string}/cancel` ? ResponseObject :
     P extends `/v1/runs/${string}/answer` ? RunView :
     P extends `/v1/runs/${string}/approve` ? ApprovalView :
     P extends `/v1/runs/${string}/cancel` ? CancelResult :
@@ -1293,6 +1414,7 @@ declare namespace Api {
     P extends "/v1/push/subscriptions" ? PushSubscriptionView :
     P extends "/v1/settings/reload" ? ReloadResult :
     P extends `/v1/channel-pairings/${string}` ? ChannelPairingCode :
+    P extends "/v1/responses" ? ResponseObject :
     P extends "/v1/runs" ? RunView :
     P extends "/v1/sessions" ? SessionView :
     P extends "/v1/stops" ? StopList :
@@ -1314,6 +1436,7 @@ declare namespace Api {
   /** The answer to DELETE of a path. */
   type Delete<P extends string> =
     P extends `/v1/agents/${string}` ? ReloadResult :
+    P extends `/v1/responses/${string}` ? DeletedResponse :
     P extends `/v1/stops/${string}` ? StopList :
     any;
 }
