@@ -52,7 +52,7 @@ from evoclaw.providers.scripted import calls, says
 from evoclaw.store.calls.commands import CommandStore
 from evoclaw.store.calls.receipts import ReceiptStore
 from evoclaw.store.databases import sqlite
-from evoclaw.store.databases.database import Connection, Database, open_blob
+from evoclaw.store.databases.database import Connection, Database, open_blob, seal_blob
 from evoclaw.store.databases.migrations import open_database
 from evoclaw.store.databases.postgres_connection import PostgresConnection
 from evoclaw.store.databases.postgres_functions import FunctionRunner
@@ -65,6 +65,8 @@ from evoclaw.store.governance.ledger import StoredLedger
 from evoclaw.store.governance.ledger_rows import verify_rows
 from evoclaw.store.governance.rates import RateStore
 from evoclaw.store.memory import EventType, MemoryStore, Observation
+from evoclaw.store.sessions import expired_sessions
+from evoclaw.store.sessions.delete_steps import delete_all_hidden
 from evoclaw.store.sessions.expired_sessions import ExpiredSessions
 from evoclaw.store.sessions.sessions import Session, SessionStore
 from evoclaw.store.workflows.workflows import WorkflowStore
@@ -84,6 +86,11 @@ T = TypeVar("T")
 ANN = Principal("local", "ann")
 PERSON = Answerer("person", "ann", "local", frozenset({HUMAN_SCOPE}))
 LIFE_TIMEOUT_S = 40.0
+PUT_ENDED_RUN = (
+    "INSERT INTO runs (tenant, id, session_id, asked, parent_run, root_run, background, began_at, "
+    "stop, ended_at) VALUES ('local', 'l', 'long', ?, '', 'l', 0, 1.0, 'completed', 1.0) "
+    "ON CONFLICT (tenant, id) DO NOTHING"
+)
 _VALUE = re.compile(r"['0-9]")
 TENANT_TURNS = 60
 """The budget of all runs together: twice what they need."""
@@ -410,7 +417,12 @@ class Orchestrator:
         self.acknowledge("standing approval")
         old = SessionStore(self.database, lambda: 1.0)
         if not self.is_acknowledged("expired"):
+            await delete_all_hidden(self.database)  # as the service does when it starts
             await old.create(Session("old", "lead", "ann"))
+            await old.create(Session("long", "lead", "ann"))
+            asked = seal_blob(self.database, b"hi")
+            await self.database.write(lambda c: c.execute(PUT_ENDED_RUN, (asked,)))
+            expired_sessions.MAX_RUNS_AT_ONCE = 0  # as if it had very many runs
             await ExpiredSessions(self.database).delete(2.0)
             self.acknowledge("expired")
 
@@ -652,7 +664,8 @@ class Inspection:
         """No row is left of a deleted session or run."""
         store = self._made.store
         known_sessions = {row.session.id for row in await store.sessions("ann")}
-        self._expect("old" not in known_sessions, "the expired session is left")
+        for expired in ("old", "long"):
+            self._expect(expired not in known_sessions, "an expired session is left")
         self._expect(await store.run("e") is None, "the run of the deleted session is left")
 
         def work(connection: Connection) -> list[tuple[str, int]]:
