@@ -563,7 +563,7 @@ async def test_a_tool_whose_schema_refers_to_itself_is_accepted(tmp_path: Path) 
         "type": "function",
         "function": {"name": "draw", "parameters": {**schema, "$defs": {"node": node}}},
     }
-    bad: Any = {"root": {"name": "a", "children": [{"children": []}]}}
+    bad: Any = {"root": {"name": "a", "children": [{"children": list[Any]()}]}}
     good = {"root": {"name": "a", "children": [{"name": "b"}]}}
     script = (calls(("draw", bad)), calls(("draw", good)))
     async with serve_agents(tmp_path, *script) as house, client(house) as ai:

@@ -49,7 +49,6 @@ from tests.support.weights import CODER_15B, SMOLLM2, require_model
 
 pytestmark = [pytest.mark.real_llm, pytest.mark.asyncio(loop_scope="module")]
 
-MODEL, PROFILE = "smollm2-135m", Profile(context_tokens=4096, max_output_tokens=512)
 LOOKUP = Tool(
     "lookup_price",
     "Say what an item costs.",
