@@ -322,9 +322,13 @@ async def test_a_run_with_a_llama_cpp_server_calls_the_tool_and_answers(tmp_path
     async with llama_server(model.path) as address, shell(tmp_path) as here:
         here.env |= {"LLAMACPP_BASE_URL": f"{address}/v1"}
         (here.workspace / "note.txt").write_text("The door code is 4711.\n")
-        name = f"llamacpp/{CODER_15B}"
-        ran = await here.type("run", "--model", name, "--tools", "read", "What does note.txt say?")
-    assert ran.code == 0, ran.err
-    assert '▶ read path="note.txt"' in ran.err
-    assert "4711" in ran.out
-    assert "arguments" not in ran.out
+        process = await here.start(
+            *("run", "--model", f"llamacpp/{CODER_15B}", "--tools", "read"),
+            "What does note.txt say?",
+        )
+        async with asyncio.timeout(600):
+            out, err = (part.decode() for part in await process.communicate())
+    assert process.returncode == 0, err
+    assert '▶ read path="note.txt"' in err
+    assert "4711" in out
+    assert "arguments" not in out
