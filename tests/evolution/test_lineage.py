@@ -12,10 +12,15 @@ from typing import Any
 import pytest
 
 from evoclaw import verify
-from evoclaw.core.errors import ToolFailure
+from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.genome import CONFIGURED, Genome, ToolText
 from evoclaw.core.messages import ErrorKind
-from evoclaw.evolution.lineage import GenomeLineage, GenomeNotFound, changes_between
+from evoclaw.evolution.lineage import (
+    GenomeLineage,
+    GenomeNotFound,
+    SealedOpened,
+    changes_between,
+)
 from evoclaw.store.genomes import SCHEMA, GenomeStore
 from evoclaw.trust.receipts import DeviceKey
 from tests.support.databases import Place
@@ -47,6 +52,21 @@ def problems(lines: list[Any], key: str = "", heads: dict[str, str] | None = Non
     if key:
         bundle.keys["helper"] = (key, "given")
     return verify.verify(bundle, heads or {})[1]
+
+
+async def test_of_two_openings_of_sealed_cases_at_the_same_moment_one_is_refused(
+    place: Place,
+) -> None:
+    async with lineage_in(place) as lineage:
+        opened = await asyncio.gather(
+            *(lineage.open_sealed("helper", CONFIGURED, "1.0", by=name) for name in ("ann", "bob")),
+            return_exceptions=True,
+        )
+        refused = [problem for problem in opened if isinstance(problem, EvoClawError)]
+        assert len(refused) == 1, opened
+        with pytest.raises(SealedOpened, match="already"):
+            await lineage.open_sealed("helper", CONFIGURED, "1.0", by="cid")
+        assert [entry.kind for entry in await lineage.history("helper")] == ["opening"]
 
 
 async def test_versions_have_parents_reasons_and_survive_a_restart(place: Place) -> None:

@@ -20,7 +20,7 @@ from evoclaw.core.errors import EvoClawError
 from evoclaw.core.genome import AGENT_TUNABLES, CONFIGURED, Genome
 from evoclaw.core.genome_patches import genome_refused, merged
 from evoclaw.core.messages import JSON, is_object
-from evoclaw.store.genomes import GenomeStore, LineageHead, StoredEntry
+from evoclaw.store.genomes import GenomeChanged, GenomeStore, LineageHead, StoredEntry
 
 CURRENT_CACHE_S = 2.0
 """Seconds for which an orchestrator uses the versions it knows, though another one that shares the
@@ -222,13 +222,17 @@ class GenomeLineage:
     async def open_sealed(self, agent: str, genome: Genome, release: str, *, by: str) -> None:
         """Record that the sealed cases are opened for a release, before they are.
 
-        Raises `SealedOpened` if they were opened for that release before.
+        Raises `SealedOpened` if they were opened for that release before, and `GenomeChanged` if
+        another entry was added at the same moment.
         """
-        for entry in await self.history(agent):
+        entries = await self.history(agent)
+        for entry in entries:
             if entry.kind == "opening" and entry.scores.get("release") == release:
                 raise SealedOpened(agent, release, entry.by)
 
         def make(head: LineageHead) -> StoredEntry:
+            if (head.last.number if head.last else 0) != len(entries):
+                raise GenomeChanged(agent)  # perhaps by another opening
             return self._entry(agent, head, genome, "opening", by, "", (), {"release": release})
 
         await self._store.append(agent, make)

@@ -12,7 +12,7 @@ MIN_CONTEXT_TOKENS = 4_096
 BATCH_TOKENS = 256
 """Tokens for which the server holds a result for each word of the vocabulary."""
 SERVER_BYTES = 96 * 2**20
-"""Of the server itself. With these, the estimate is a tenth above what was measured."""
+"""Of the server itself: the estimate is above what servers of two models were seen to hold."""
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
