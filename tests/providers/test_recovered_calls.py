@@ -44,6 +44,8 @@ FORMS = {
     "without its last brace": (CALL[:-1], ""),
     "fenced without its last brace": (f"Sure.\n```json\n{CALL[:-1]}\n```", "Sure.\n"),
     "tagged without its last brace": (f"<tool_call>\n{CALL[:-1]}\n</tool_call>", ""),
+    "in doubled braces": (f"{{{CALL}}}", ""),
+    "in doubled braces, and one more": (f"{{{CALL}}}}}", ""),
     "a list": (f"[{CALL}]", ""),
     "pretty": (json.dumps(json.loads(CALL), indent=4), ""),
     "parameters": ('{"name": "read", "parameters": {"path": "note.txt"}}', ""),

@@ -26,10 +26,11 @@ _CALL_LANGUAGES = frozenset(
 _OPENING = re.compile(r"```(?P<language>[^\s`]*)[ \t]*\n|<tool_call>|(?=[{\[])")
 _OPENING_SO_FAR = re.compile(r"(?:`{1,2}|```[^\s`]*[ \t]*|<[a-z_]{0,9})\Z")
 _KEY = re.compile(
-    r'[\[\s]*\{\s*"(?:name|arguments|parameters|function|type|id|tool|tool_calls)"\s*:'
+    r'[\[\s]*\{{1,2}\s*"(?:name|arguments|parameters|function|type|id|tool|tool_calls)"\s*:'
 )
-_KEY_SO_FAR = re.compile(r'[\[\s]*(?:\{\s*(?:"\w{0,10}(?:"\s*)?)?)?\Z')
+_KEY_SO_FAR = re.compile(r'[\[\s]*(?:\{{1,2}\s*(?:"\w{0,10}(?:"\s*)?)?)?\Z')
 _BLANK_LINE = re.compile(r"\n[ \t]*\n")
+_LEFT_AFTER_CALL = " \t\r\n,}"
 _SPECIAL = re.compile(r"[{\[<`]")
 _MAX_JOINED_CHARS = 256
 """Characters that are joined for every piece."""
@@ -132,7 +133,7 @@ class JsonCallScanner:
             self._close_last_call()
         rest = self._opening + self._buffer[self._data_shown :]
         self._opening = self._buffer = ""
-        if self._state is not _JsonState.AFTER or rest.strip():
+        if self._state is not _JsonState.AFTER or rest.strip(_LEFT_AFTER_CALL):
             self._emit(rest)
         return shown + self._take_shown()
 
@@ -220,7 +221,7 @@ class JsonCallScanner:
             self._state = _JsonState.AFTER
 
     def _read_after(self) -> bool:
-        rest = self._buffer.lstrip(" \t\r\n,")
+        rest = self._buffer.lstrip(_LEFT_AFTER_CALL)
         ends = (_TAG_END, _FENCE) if self._fenced else (_TAG_END,)
         if not rest or any(end.startswith(rest) and end != rest for end in (*ends, _TAG)):
             return False
@@ -295,6 +296,8 @@ class JsonCallScanner:
 
 def calls_in(text: str) -> list[ScannedCall]:
     """The calls that a JSON value describes, whatever their tools; none if it is anything else."""
+    if text.startswith("{{"):
+        text = text[1:-1]  # as in a template, where braces are doubled
     try:
         if text.startswith("["):
             written = msgspec.json.decode(text, type=list[_WrittenCall])
