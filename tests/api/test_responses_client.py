@@ -191,6 +191,33 @@ async def test_outputs_with_another_tool_choice_continue_with_the_whole_conversa
         assert house.house.ran == ["a"]
 
 
+@pytest.mark.parametrize("sent", ["another id", "one of two", "one twice", "after the end"])
+async def test_outputs_that_do_not_answer_the_calls_are_a_bad_request(
+    tmp_path: Path, sent: str
+) -> None:
+    script = (calls(("weather", {"town": "Bern"}), ("weather", {"town": "Thun"})), says("Done."))
+    async with serve_agents(tmp_path, *script) as house, client(house) as ai:
+        asked = await ai.responses.create(model="lead", input="x", tools=[WEATHER])
+        ids = [item.call_id for item in asked.output]
+        right = [{"type": "function_call_output", "call_id": id_, "output": "wet"} for id_ in ids]
+        wrong = {
+            "another id": [{**right[0], "call_id": "call_of_nobody"}, right[1]],
+            "one of two": right[:1],
+            "one twice": [right[0], right[0]],
+            "after the end": right,
+        }[sent]
+        previous = asked.id
+        if sent == "after the end":
+            ended = await ai.responses.create(
+                model="lead", input=right, tools=[WEATHER], previous_response_id=previous
+            )
+            previous = ended.id
+        with pytest.raises(openai.BadRequestError):
+            await ai.responses.create(
+                model="lead", input=wrong, tools=[WEATHER], previous_response_id=previous
+            )
+
+
 async def test_a_streamed_function_call_has_its_arguments(tmp_path: Path) -> None:
     script = (calls(("weather", {"town": "Bern"})),)
     async with serve_agents(tmp_path, *script) as house, client(house) as ai:
