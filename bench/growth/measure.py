@@ -74,30 +74,30 @@ async def lowest_cpu_us(
     return best
 
 
-async def count_calls(op: Op, rounds: int = 3) -> int:
-    """The number of function calls that EvoClaw's code makes for an operation.
+async def count_calls(op: Op, rounds: int = 3, code: str = OWN_CODE) -> int:
+    """The number of function calls that code below a folder makes for an operation.
 
     What its background tasks do in the same time is subtracted. The calls of asyncio are left out:
     the heap of its timers grows with every edge of the process.
     """
     await op()
-    return max(1, median([await _calls_for(op) for _ in range(rounds)]))
+    return max(1, median([await _calls_for(op, code) for _ in range(rounds)]))
 
 
-async def _calls_for(op: Op) -> int:
+async def _calls_for(op: Op, code: str) -> int:
     started = time.monotonic()
-    calls = await _count_calls(op)
+    calls = await _count_calls(op, code)
     took = time.monotonic() - started
-    return calls - await _count_calls(lambda: asyncio.sleep(took))
+    return calls - await _count_calls(lambda: asyncio.sleep(took), code)
 
 
-async def _count_calls(op: Op) -> int:
+async def _count_calls(op: Op, code: str) -> int:
     calls = 0
 
     def count(frame: FrameType, event: str, _argument: object) -> None:
         nonlocal calls
         if event in ("call", "c_call"):
-            calls += frame.f_code.co_filename.startswith(OWN_CODE)
+            calls += frame.f_code.co_filename.startswith(code)
 
     sys.setprofile(count)
     try:

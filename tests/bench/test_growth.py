@@ -62,5 +62,7 @@ async def test_function_calls_are_counted() -> None:
         for _ in range(times):
             nothing()
 
-    few, many = await count_calls(lambda: op(10)), await count_calls(lambda: op(110))
+    few = await count_calls(lambda: op(10), code=__file__)
+    many = await count_calls(lambda: op(110), code=__file__)
     assert many - few == 100
+    assert await count_calls(lambda: op(110)) == 1, "of EvoClaw's code there was none"

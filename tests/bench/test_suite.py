@@ -16,6 +16,8 @@ from bench.suite.rows import LOOP_ROWS, PART_ROWS, ROWS, Row
 from bench.suite.samples import Samples
 from bench.suite.subjects import ROOT, Subject
 
+from tests.support.waiting import until_sync
+
 EDGE_CALL = next(row for row in ROWS if row.name == "edge_call")
 SANDBOX = next(row for row in ROWS if row.name == "sandbox_start")
 
@@ -72,8 +74,15 @@ def test_a_part_that_times_out_is_killed_with_its_children(tmp_path: Path) -> No
     )
     done = run_part(Part("roundtrip", ("-S", "-c", code), seconds=4.0), quick=False)
     assert done.why == "took longer than 4 s"
-    stat = Path(f"/proc/{note.read_text()}/stat")
-    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+    child = int(note.read_text())
+    until_sync(lambda: _is_dead(child), say="the child is dead")
+
+
+def _is_dead(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def test_figures_are_looked_up_by_name_and_dotted_path() -> None:

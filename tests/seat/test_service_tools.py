@@ -395,7 +395,7 @@ async def test_a_picture_of_the_user_reaches_the_model_from_api_chat_and_openai_
             await here.send_line("/attach no.png")
             await here.expect("cannot read no.png")
             await here.send_line("/attach 'my photo.png'")
-            await here.expect("sent with my photo.png")
+            await here.expect("attached to your next message: my photo.png")
             await here.send_line("say what a view")
             await here.send_line("/history")  # after the prompt: the run has ended
             await here.expect("[an image (image/")

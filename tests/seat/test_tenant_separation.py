@@ -97,10 +97,13 @@ async def _fill_tenant_a(here: Seat, ours: Client) -> dict[str, str]:
     (approval,) = ok(await ours.get("/v1/approvals"))["items"]
     started = await here.type("workflows", "start", "daily", "--json")
     assert started.code == exits.OK, started.err
+    body = {"model": "careful", "input": f"say {MARK}"}
+    response = ok(await ours.post("/v1/responses", body))
     stopped = await here.type("stop", "--tool", "image", "--reason", MARK)
     assert stopped.code == exits.OK, stopped.err
     return {
         "run_id": run,
+        "response_id": response["id"],
         "other": waiting,
         "session_id": str(ended["session_id"]),
         "approval_id": str(approval["id"]),

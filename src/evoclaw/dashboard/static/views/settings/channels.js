@@ -13,7 +13,8 @@ import { refreshing } from "../../refresh.js";
 const KINDS = lookup({ telegram: "Telegram", slack: "Slack", discord: "Discord", matrix: "Matrix",
   email: "E-mail", webhook: "Webhook", mqtt: "MQTT" });
 /** @type {{[state: string]: Tone|undefined}} */
-const TONES = lookup({ connected: "good", standby: "good", listening: "good", connecting: "busy", failed: "bad" });
+const TONES = lookup({ connected: "good", standby: "good", listening: "good",
+  connecting: "busy", failed: "bad" });
 const PAIRED_KINDS = ["telegram", "slack", "discord", "matrix", "email"];
 
 /**
