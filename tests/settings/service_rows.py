@@ -445,6 +445,13 @@ def _flow_rows() -> Rows:
 
 
 SERVICE_ROWS: Rows = {
+    **{
+        f"home_assistant.{key}": Elsewhere(
+            "tests/seat/test_home_assistant.py::"
+            "test_home_assistant_sees_edges_presses_buttons_and_talks_to_agents"
+        )
+        for key in ("discovery", "prefix", "account")
+    },
     "orchestrator.tool_loop_enabled": Row(
         "[orchestrator]\ntool_loop_enabled = false\n", runtime(names)
     ),

@@ -32,7 +32,8 @@ class MosquittoClient:
     ca_file: str = ""
 
     @property
-    def _options(self) -> list[str]:
+    def options(self) -> list[str]:
+        """The options that name the broker and the account."""
         at = urlsplit(self.url)
         login = ["-u", self.username, "-P", self.password, "-q", "1"]
         trusted = ["--cafile", self.ca_file] if self.ca_file else []
@@ -54,7 +55,7 @@ class MosquittoClient:
     async def _publish(self, topic: str, message: str, *, retain: bool) -> tuple[int, bytes]:
         kept = ["-r"] if retain else []
         process = await asyncio.create_subprocess_exec(
-            "mosquitto_pub", *self._options, *kept, "-t", topic, "-m", message,
+            "mosquitto_pub", *self.options, *kept, "-t", topic, "-m", message,
             stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         async with asyncio.timeout(PATIENCE):
@@ -66,7 +67,7 @@ class MosquittoClient:
     async def subscribed(self, topic: str) -> AsyncGenerator[Subscription]:
         """Receive the messages of a topic with `mosquitto_sub`, from when it is subscribed."""
         process = await asyncio.create_subprocess_exec(
-            "stdbuf", "-oL", "mosquitto_sub", "-d", *self._options, "-t", topic,
+            "stdbuf", "-oL", "mosquitto_sub", "-d", *self.options, "-t", topic,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip
         heard = Subscription()

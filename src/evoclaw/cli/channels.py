@@ -158,12 +158,17 @@ def _unpair(name: str, sender: str) -> int:
 
 @channels.command("user", help="Create a person's broker account, or give it a new password")
 @click.argument("name", help="Name of the person, as in `senders` of a channel")
+@click.option(
+    "--home-assistant", is_flag=True, help="Let it also see the edges and press their buttons"
+)
 @json_option()
-def _user(name: str, *, as_json: bool) -> int:
+def _user(name: str, *, home_assistant: bool, as_json: bool) -> int:
+    from evoclaw.transport.broker_accounts import BrokerRole
     from evoclaw.wiring.fleet import own_broker_accounts
 
     _check_person()
-    password = own_broker_accounts(os.environ).renew_user(name)
+    role = BrokerRole.HOME_ASSISTANT if home_assistant else BrokerRole.USER
+    password = own_broker_accounts(os.environ).renew_user(name, role)
     if as_json:
         print_out({"name": name, "password": password})
         return exits.OK

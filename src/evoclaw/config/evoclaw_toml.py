@@ -39,6 +39,10 @@ from evoclaw.orchestrator.agents.definitions import AgentConfig, AgentLimits, Ru
 from evoclaw.orchestrator.agents.memory import MemorySettings
 from evoclaw.orchestrator.agents.workspace_text import WorkspaceText
 from evoclaw.orchestrator.channels.settings import ChannelSettings, check_channels
+from evoclaw.orchestrator.home_assistant.settings import (
+    HomeAssistantSettings,
+    check_home_assistant,
+)
 from evoclaw.orchestrator.notifications.settings import NotifySettings, check_notify
 from evoclaw.orchestrator.runs.requests import RunSettings
 from evoclaw.providers.embedded_settings import DEFAULT_EMBEDDED_SETTINGS, EmbeddedSettings
@@ -237,6 +241,7 @@ class EvoClawConfig(Struct, frozen=True, kw_only=True):
     evolution: EvolutionSettings = EvolutionSettings()
     channels: tuple[ChannelSettings, ...] = ()
     notify: tuple[NotifySettings, ...] = ()
+    home_assistant: HomeAssistantSettings = HomeAssistantSettings()
     data: Path
     """The data folder."""
 
@@ -326,6 +331,7 @@ def parse_evoclaw_toml(text: str, path: Path | None, env: Mapping[str, str]) -> 
         raise document.error(("broker", "host"), problem)
     check_budget(config.budget)
     check_channels(config.channels)
+    check_home_assistant(config.home_assistant)
     check_public_url(config.server)
     check_notify(config.notify, config.server.public_url)
     return replace(config, agents=check_agents(document, config.agents))

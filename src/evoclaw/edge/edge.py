@@ -245,6 +245,7 @@ class Edge:
         """The answer to `get_metrics`."""
         return {
             "heartbeat": as_payload(self.heartbeat()),
+            "machine": as_payload(self.machine.read()),
             "tools": self.parts.outcomes.metrics(),
             "fitness": self.parts.outcomes.fitness(),
             "dropped": dict(self.counts) | dict(self.memory.counts),

@@ -20,10 +20,13 @@ from evoclaw.transport.private_files import locked, write_private
 from evoclaw.transport.topics import (
     BROADCAST,
     ID_RULE,
+    HomeAssistantTopic,
     Mailbox,
     TopicKind,
+    discovery_topic,
     every,
     every_box,
+    home_assistant_topic,
     is_agent_id,
     topic,
 )
@@ -40,6 +43,20 @@ class BrokerRole(StrEnum):
     ORCHESTRATOR = "orchestrator"
     USER = "user"
     """A person, or that person's program: sends messages to agents and receives the replies."""
+    HOME_ASSISTANT = "home_assistant"
+    """A user that also sees the edges, and may press their buttons."""
+
+
+PERSONAL_ROLES = (BrokerRole.USER, BrokerRole.HOME_ASSISTANT)
+"""The roles of accounts that people create with `evoclaw channels user`."""
+_HOME_ASSISTANT_STATES = tuple(
+    home_assistant_topic("+", kind)
+    for kind in (HomeAssistantTopic.STATE, HomeAssistantTopic.RESULT)
+)
+_DISCOVERY_SUBSCRIPTIONS = ("+/+/+/config", "+/+/+/+/config")
+"""Home Assistant subscribes to each kind of entity, below any discovery prefix."""
+_BIRTH = "+/status"
+"""Where Home Assistant says that it has started, below its discovery prefix."""
 
 
 class TopicRights(Struct, frozen=True):
@@ -70,19 +87,35 @@ class BrokerAccount(Struct, frozen=True, omit_defaults=True):
         """The topics it may use: an agent its own, an orchestrator the reverse for all agents.
 
         A user has only an inbox and an outbox at each agent; the last level of their topics is
-        the account's name.
+        the account's name, as it is of the buttons that Home Assistant presses.
         """
         if self.role is BrokerRole.ORCHESTRATOR:
+            published = (every(TopicKind.COMMANDS), BROADCAST, every_box(Mailbox.OUTBOX))
             subscribed = (*(every(kind) for kind in _SPOKEN), every_box(Mailbox.INBOX))
+            buttons = home_assistant_topic("+", HomeAssistantTopic.COMMAND, "+")
             return TopicRights(
-                (every(TopicKind.COMMANDS), BROADCAST, every_box(Mailbox.OUTBOX)), subscribed
+                (*published, discovery_topic("+", "+"), *_HOME_ASSISTANT_STATES),
+                (*subscribed, buttons),
             )
-        if self.role is BrokerRole.USER:
+        if self.role in PERSONAL_ROLES:
+            inboxes, outboxes = (every_box(box, self.name) for box in Mailbox)
+            if self.role is BrokerRole.USER:
+                return TopicRights((inboxes,), (outboxes,))
+            buttons = home_assistant_topic("+", HomeAssistantTopic.COMMAND, self.name)
             return TopicRights(
-                (every_box(Mailbox.INBOX, self.name),), (every_box(Mailbox.OUTBOX, self.name),)
+                (inboxes, buttons, _BIRTH),
+                (outboxes, *_DISCOVERY_SUBSCRIPTIONS, *_HOME_ASSISTANT_STATES),
             )
         published = tuple(topic(self.name, kind) for kind in _SPOKEN)
         return TopicRights(published, (topic(self.name, TopicKind.COMMANDS), BROADCAST))
+
+
+_OWNERS = {
+    BrokerRole.AGENT: "an agent",
+    BrokerRole.ORCHESTRATOR: "an orchestrator",
+    BrokerRole.USER: "a user",
+    BrokerRole.HOME_ASSISTANT: "Home Assistant",
+}
 
 
 class BrokerAccounts:
@@ -169,18 +202,18 @@ class BrokerAccounts:
                 raise ConfigError(f"unknown account {name!r}; {_listed(known)}")
             write_private(self.path, msgspec.json.encode(kept))
 
-    def renew_user(self, name: str) -> str:
+    def renew_user(self, name: str, role: BrokerRole = BrokerRole.USER) -> str:
         """Create the account of a person, or change its password; return the password."""
-        role = self.role_of(name)
-        if role is not None and role is not BrokerRole.USER:
+        before = self.role_of(name)
+        if before is not None and before not in PERSONAL_ROLES:
             raise ConfigError(
                 f"{name!r} is the account of an edge or orchestrator; use another name"
             )
-        return self.renew(name, BrokerRole.USER)
+        return self.renew(name, role)
 
     def remove_user(self, name: str) -> bool:
         """Remove the account of a person; False if it does not exist."""
-        if self.role_of(name) is not BrokerRole.USER:
+        if self.role_of(name) not in PERSONAL_ROLES:
             return False
         self.remove(name)
         return True
@@ -196,7 +229,7 @@ class BrokerAccounts:
             known = {account.name: account for account in self.valid(time())}
             before = known.get(name)
             if before is not None and (new or before.role is not role):
-                owner = "a user" if before.role is BrokerRole.USER else f"an {before.role}"
+                owner = _OWNERS[before.role]
                 raise ConfigError(
                     f"the account {name!r} already exists, of {owner}; choose another "
                     "name, or remove that account first"

@@ -250,6 +250,8 @@ class Completions:
     ) -> None:
         self._outbox, self._pending, self._counts = outbox, pending_requests, counts
         self._completed, self._acknowledge, self._spawn = completed, acknowledge, spawn
+        self.on_outcome: Callable[[str, Outcome], None] = lambda agent_id, outcome: None
+        """Called with the outcome of each stored command, once in all processes."""
         self.storing: set[str] = set()
         """Commands whose outcome is being stored, without a task that waits for it."""
 
@@ -279,6 +281,7 @@ class Completions:
     def _on_settled(self, agent_id: str, outcome: Outcome, kept: SettleResult) -> None:
         self.storing.discard(outcome.request_id)
         if kept is SettleResult.FIRST:
+            self.on_outcome(agent_id, outcome)
             self._deliver(agent_id, outcome)
             self._acknowledge(agent_id, outcome.request_id)
         else:  # another outcome may count, which must be read
@@ -321,6 +324,8 @@ class Completions:
             row = await self._outbox.get(outcome.request_id)
             if row is not None and row.outcome is not None:
                 outcome = msgspec.json.decode(row.outcome, type=Outcome)
+        else:
+            self.on_outcome(agent_id, outcome)
         self._deliver(agent_id, outcome)
         return outcome
 

@@ -238,6 +238,10 @@ class Requests:
         except EvoClawError:
             self.counts["the store failed"] += 1
 
+    def on_outcome(self, listener: Callable[[str, Outcome], None]) -> None:
+        """Call a listener with the edge and the outcome of each stored command."""
+        self._completions.on_outcome = listener
+
     @property
     def max_payload(self) -> int:
         """The largest message that the link takes now, in bytes."""

@@ -11,6 +11,7 @@ BROADCAST = "evoclaw/broadcast"
 
 MAX_CACHED_TOPICS = 4096
 _AGENTS = "evoclaw/agents"
+_HOME_ASSISTANT = "evoclaw/ha"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 ID_RULE = "letters, digits, '_' and '-', the first a letter or digit, at most 64 characters"
 
@@ -35,6 +36,17 @@ class Mailbox(StrEnum):
 
 
 _BOXES = {str(box): box for box in Mailbox}
+
+
+class HomeAssistantTopic(StrEnum):
+    """The topics of an edge that Home Assistant uses."""
+
+    STATE = "state"
+    """Whether it is online, and the figures of its machine; retained."""
+    RESULT = "result"
+    """When a call on it ended, and whether it failed; retained."""
+    COMMAND = "command"
+    """Which button was pressed; the last level is the account that pressed it."""
 
 
 def is_agent_id(text: str) -> bool:
@@ -90,3 +102,27 @@ def read_box_topic(name: str) -> tuple[str, Mailbox, str] | None:
     if box is None or root != _AGENTS or not (is_agent_id(agent_id) and is_agent_id(user)):
         return None
     return agent_id, box, user
+
+
+def discovery_topic(prefix: str, device: str) -> str:
+    """Where Home Assistant looks for the description of a device; `+` means every one."""
+    return f"{prefix}/device/{device}/config"
+
+
+def home_assistant_topic(edge: str, kind: HomeAssistantTopic, account: str = "") -> str:
+    """A topic of an edge for Home Assistant; `+` means every edge or account."""
+    for name in (edge, account or "+"):
+        if name != "+" and not is_agent_id(name):
+            raise ValueError(f"{name!r} is not an id: {ID_RULE}")
+    topic_of_edge = f"{_HOME_ASSISTANT}/{edge}/{kind}"
+    return f"{topic_of_edge}/{account}" if account else topic_of_edge
+
+
+def read_button_topic(name: str) -> tuple[str, str] | None:
+    """The edge of a pressed button, and the account that pressed it; None for other topics."""
+    head, _, account = name.rpartition("/")
+    folder, _, last = head.rpartition("/")
+    root, _, edge = folder.rpartition("/")
+    if root != _HOME_ASSISTANT or last != HomeAssistantTopic.COMMAND:
+        return None
+    return (edge, account) if is_agent_id(edge) and is_agent_id(account) else None

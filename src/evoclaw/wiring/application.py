@@ -18,6 +18,7 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.wiring.broker_endpoint import BrokerEndpoint, broker_endpoint
 from evoclaw.wiring.fleet import BrokerLogin, open_fleet, write_broker_login
+from evoclaw.wiring.home_assistant import open_home_assistant
 from evoclaw.wiring.store import open_stores
 
 if TYPE_CHECKING:
@@ -146,6 +147,10 @@ async def open_application(
                 local = _LocalEdge(agent_id, workspace, model, settings)
                 await _start_edge(local, home, broker, orchestrator, stack, env)
                 orchestrator.default_edge = agent_id
+        home_assistant = open_home_assistant(
+            orchestrator, settings, stored, env, has_channels=api is not None
+        )
+        await stack.enter_async_context(home_assistant)
         if api is None:
             yield Application(url, orchestrator, env=env, invite_url=invite_url, owns_broker=own)
             return

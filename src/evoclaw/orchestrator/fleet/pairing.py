@@ -90,7 +90,7 @@ class EdgePairing:
                 return
             case BrokerRole.ORCHESTRATOR:
                 owner, advice = "the orchestrator itself", "choose another name for the edge"
-            case BrokerRole.USER:
+            case BrokerRole.USER | BrokerRole.HOME_ASSISTANT:
                 owner, advice = "a person's MQTT account", "choose another name for the edge"
             case BrokerRole.AGENT:
                 device = devices.get(agent_id)

@@ -1,0 +1,1 @@
+"""Shows edges and agents to Home Assistant, over MQTT discovery."""
