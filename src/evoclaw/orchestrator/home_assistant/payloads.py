@@ -97,7 +97,9 @@ def describe_edge(edge: str, figures: Collection[str], account: str) -> bytes:
 
 def describe_agent(agent: str, account: str) -> bytes:
     """Describe an agent: a target for messages, and an event for each of its replies."""
-    reply = "{'event_type': value_json.state, 'text': value_json.text, 'run_id': value_json.run_id}"
+    # A reply that no run wrote has no `run_id`, and Jinja cannot write an undefined value as JSON.
+    run_id = "value_json.run_id | default('')"
+    reply = f"{{'event_type': value_json.state, 'text': value_json.text, 'run_id': {run_id}}}"
     components: dict[str, dict[str, JSON]] = {
         "message": {
             "platform": "notify",
