@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,8 +16,18 @@ INSTALL_TIMEOUT_S = 900
 NPM_FLAGS = ("--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error")
 
 
-def python_environment(name: str, pins: Sequence[str], *, install: bool) -> Path | None:
-    """The Python that has these packages; None if it is missing and not to be installed."""
+def python_environment(
+    name: str,
+    pins: Sequence[str],
+    *,
+    install: bool,
+    interpreter: str = sys.executable,
+    flags: Sequence[str] = (),
+) -> Path | None:
+    """The Python that has these packages; None if it is missing and not to be installed.
+
+    `interpreter` makes the environment; `flags` are further options of `pip install`.
+    """
     home = HOME / name
     python, ready = home / "bin" / "python", home / "pins.txt"
     wanted = "\n".join(pins)
@@ -25,10 +36,19 @@ def python_environment(name: str, pins: Sequence[str], *, install: bool) -> Path
     if not install:
         return None
     _report(f"installing {', '.join(pins)}")
-    _run([sys.executable, "-m", "venv", "--clear", str(home)])
-    _run([str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *pins])
+    _run([interpreter, "-m", "venv", "--clear", str(home)])
+    pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    _run([*pip, *flags, *pins])
     ready.write_text(wanted)
     return python
+
+
+def find_interpreter(name: str) -> str | None:
+    """The path of another Python that really runs: a shim of a version manager may not."""
+    found = shutil.which(name)
+    if found is None or subprocess.run([found, "-V"], capture_output=True, check=False).returncode:
+        return None
+    return found
 
 
 def node_environment(name: str, pins: dict[str, str], *, install: bool) -> Path | None:

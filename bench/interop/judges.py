@@ -17,11 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.interop.agent_server import obedient_agent
-from bench.interop.environments import node_environment, python_environment
+from bench.interop.environments import (
+    find_interpreter,
+    node_environment,
+    python_environment,
+)
 from tests.providers.aimock.install import node
 
 from evoclaw.core.labels import LOCAL_PRINCIPAL
+from evoclaw.core.messages import JSON
 from evoclaw.observe.trajectories import to_atif
+from evoclaw.orchestrator.home_assistant.payloads import describe_agent, describe_edge
 from evoclaw.orchestrator.runs.requests import RunRequest
 
 CLIENTS = Path(__file__).parent / "clients"
@@ -197,6 +203,67 @@ async def atif(install: bool) -> Problems:
     return found
 
 
+HOME_ASSISTANT = "2025.4.4"
+STATE = '{"online": true, "stopped": false, "cpu_percent": 3.5, "temperature_c": null}'
+REPLIES = {
+    "an answer": (
+        '{"state": "answer", "text": "It\'s \\"open\\"", "run_id": "r1"}',
+        {"event_type": "answer", "text": 'It\'s "open"', "run_id": "r1"},
+    ),
+    "a refusal": (
+        '{"state": "refused", "text": "no"}',
+        {"event_type": "refused", "text": "no", "run_id": ""},
+    ),
+}
+
+
+async def home_assistant(install: bool) -> Problems:
+    """Edges and agents are valid devices, and their templates show what they should."""
+    newer, here = find_interpreter("python3.13"), Path(__file__).parent
+    lines = (here / "home_assistant.txt").read_text().splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    python = await asyncio.to_thread(
+        python_environment,
+        "home-assistant",
+        pins,
+        install=install and newer is not None,
+        interpreter=newer or "",
+        flags=["--no-deps", "--only-binary", ":all:"],
+    )
+    if python is None:
+        raise NotInstalled("install Python 3.13, then Home Assistant with: make interop")
+    figures = ("cpu_percent", "memory_percent", "temperature_c")
+    edge = json.loads(describe_edge("garage", figures, "assist"))
+    agent = json.loads(describe_agent("evoclaw", "assist"))
+    reading = json.loads(describe_edge("garage", (), ""))
+    states = {"online": "ON", "stopped": "OFF", "cpu_percent": "3.5", "temperature_c": "None"}
+    templates: list[JSON] = [
+        {"of": key, "template": _template(edge, key), "value": STATE, "shown": shown}
+        for key, shown in states.items()
+    ]
+    templates += [
+        {"of": key, "template": _template(agent, "reply"), "value": value, "shown": shown}
+        for key, (value, shown) in REPLIES.items()
+    ]
+    message = agent["components"]["message"]["command_template"]
+    said = '{is "it" open?}'
+    templates.append(
+        {"of": "message", "template": message, "value": said, "shown": {"message": said}}
+    )
+    devices = {"an edge": edge, "an edge without buttons": reading, "an agent": agent}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "given.json"
+        file.write_text(json.dumps({"devices": devices, "templates": templates}))
+        command = [str(python), "-P", str(CLIENTS / "home_assistant_validator.py"), str(file)]
+        output = await finished(command, folder=Path(folder))
+    found: Problems = json.loads(output.strip().splitlines()[-1])
+    return found
+
+
+def _template(described: JSON, key: str) -> str:
+    return str(described["components"][key]["value_template"])
+
+
 PYDANTIC_AI, LANGCHAIN, AGENTS, NPM_OPENAI = "2.66.0", "1.7.3", "0.24.0", "6.49.0"
 OPEN_RESPONSES = "2.4.0"
 CHAT, RESPONSES = "OpenAI chat completions and Responses", "OpenAI Responses"
@@ -243,4 +310,11 @@ JUDGES = (
         ),
     ),
     Judge("ATIF (export)", "1.7", "atif", ATIF, atif),
+    Judge(
+        "Home Assistant MQTT discovery",
+        "device-based",
+        "homeassistant",
+        HOME_ASSISTANT,
+        home_assistant,
+    ),
 )
