@@ -7,8 +7,8 @@ Assistant shows the names of entities to language models.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -16,7 +16,13 @@ import msgspec
 from evoclaw.core.messages import JSON, is_object
 from evoclaw.core.version import VERSION
 from evoclaw.transport.mailboxes import MailboxState
-from evoclaw.transport.topics import HomeAssistantTopic, Mailbox, box_topic, home_assistant_topic
+from evoclaw.transport.topics import (
+    MAX_CACHED_TOPICS,
+    HomeAssistantTopic,
+    Mailbox,
+    box_topic,
+    home_assistant_topic,
+)
 
 EXPIRE_AFTER_S = 180
 """Home Assistant shows an edge as unavailable when no orchestrator published for so long."""
@@ -45,7 +51,8 @@ def agent_device(agent: str) -> str:
     return f"evoclaw-agent-{agent}"
 
 
-def describe_edge(edge: str, figures: Collection[str], account: str) -> bytes:
+@lru_cache(maxsize=MAX_CACHED_TOPICS)
+def describe_edge(edge: str, figures: tuple[str, ...], account: str) -> bytes:
     """Describe an edge.
 
     Args:
@@ -95,6 +102,7 @@ def describe_edge(edge: str, figures: Collection[str], account: str) -> bytes:
     return _device(edge_device(edge), edge, "Edge", components)
 
 
+@lru_cache(maxsize=MAX_CACHED_TOPICS)
 def describe_agent(agent: str, account: str) -> bytes:
     """Describe an agent: a target for messages, and an event for each of its replies."""
     # A reply that no run wrote has no `run_id`, and Jinja cannot write an undefined value as JSON.

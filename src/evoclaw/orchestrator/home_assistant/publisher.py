@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 POLL_INTERVAL_S = 0.5
 """Between two checks for changed edges."""
 REFRESH_INTERVAL_S = 60.0
-"""Between two queries for the figures of an edge; its state is published again each time."""
+"""Between two queries for the figures of an edge, and after which states are published again."""
 QUERY_TIMEOUT_S, QUERY_CONCURRENCY = 10.0, 20
 MAX_WAITING_RESULTS = 1_000
 """Results that wait for the broker; the oldest are dropped."""
@@ -71,6 +71,7 @@ class HomeAssistantPublisher:
         stops: Stops,
         stop_registry: StopRegistry,
         clock: Callable[[], float] = time.time,
+        refresh_interval_s: float = REFRESH_INTERVAL_S,
     ) -> None:
         """Prepare to publish.
 
@@ -84,7 +85,9 @@ class HomeAssistantPublisher:
             stops: Which edges are stopped.
             stop_registry: Stops an edge.
             clock: Unix seconds.
+            refresh_interval_s: Between two queries for figures, and two messages of one state.
         """
+        self._refresh_interval_s = refresh_interval_s
         self._settings, self._link, self._orchestrator = settings, link, orchestrator
         self._folder, self._agents, self._refusal = folder, tuple(agents), refusal
         self._stops, self._stop_registry, self._clock = stops, stop_registry, clock
@@ -190,7 +193,13 @@ class HomeAssistantPublisher:
             if kept is not None:
                 await self._remove(kept)
             kept = Announced(settings.prefix, settings.account)
+        refreshed = time.monotonic()
         while True:
+            if time.monotonic() - refreshed >= self._refresh_interval_s:
+                # States expire, also those of offline edges.
+                refreshed = time.monotonic()
+                for edge in kept.edges:
+                    self._sent.pop(home_assistant_topic(edge, HomeAssistantTopic.STATE), None)
             if self._link.is_up:
                 try:
                     kept = await self._publish(kept)
@@ -268,7 +277,7 @@ class HomeAssistantPublisher:
             now = time.monotonic()
             for member in self._orchestrator.fleet.online():
                 edge = member.agent_id
-                if now - asked.get(edge, -REFRESH_INTERVAL_S) >= REFRESH_INTERVAL_S:
+                if edge not in asked or now - asked[edge] >= self._refresh_interval_s:
                     asked[edge] = now
                     self._spawn(self._read_figures(edge))
             await asyncio.sleep(POLL_INTERVAL_S)
@@ -283,7 +292,6 @@ class HomeAssistantPublisher:
                 self.counts["no figures"] += 1
             else:
                 self._figures[edge] = read_figures(outcome.result)
-        self._sent.pop(home_assistant_topic(edge, HomeAssistantTopic.STATE), None)
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.create_task(work)
