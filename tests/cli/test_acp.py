@@ -159,6 +159,37 @@ async def test_a_cancelled_prompt_ends_and_the_session_goes_on(tmp_path: Path) -
         assert not (typing.workspace / "made.txt").exists()
 
 
+async def test_an_editor_that_leaves_in_the_middle_ends_its_run(tmp_path: Path) -> None:
+    slow = {"command": "echo started && sleep 600"}
+    answers = [reply("", ("bash", slow)), reply("Welcome back.")]
+    async with shell(tmp_path, *answers) as typing:
+        async with connected(typing, answers=["allow_once"]) as made:
+            session = await made.open(typing.workspace)
+            leaving = asyncio.create_task(made.prompt(session, "Wait"))
+            await made.editor.until(
+                lambda: "in_progress" in [one.status for one in made.editor.of("tool_call_update")]
+            )
+        assert await leaving == "cancelled"
+        async with connected(typing) as later:
+            await later.agent.initialize(protocol_version=1)
+            await later.agent.load_session(
+                cwd=str(typing.workspace), session_id=session, mcp_servers=[]
+            )
+            assert later.editor.ends() == ["failed"]
+            assert await later.prompt(session, "Hello again") == "end_turn"
+            assert later.editor.text() == "Welcome back."
+
+
+async def test_an_emergency_stop_cancels_the_prompt_and_says_so(tmp_path: Path) -> None:
+    async with shell(tmp_path, stuck) as typing, connected(typing) as made:
+        session = await made.open(typing.workspace)
+        answering = asyncio.create_task(made.prompt(session, "Think"))
+        await made.editor.until(lambda: made.editor.text() == "Well")
+        assert (await typing.type("stop", "--all", "--reason", "enough")).code == 0
+        assert await answering == "cancelled"
+        assert "enough" in made.editor.text() and "evoclaw stop --list" in made.editor.text()
+
+
 async def test_a_session_is_loaded_with_its_history_in_a_new_process(tmp_path: Path) -> None:
     answers = [
         reply("I write.", ("write", {"path": "a.txt", "content": "one\n"})),
