@@ -156,6 +156,9 @@ async def test_a_cancelled_prompt_ends_and_the_session_goes_on(tmp_path: Path) -
 
             assert await made.prompt(session, "Are you there?") == "end_turn"
             assert made.editor.text() == "WellHere again."
+            await made.agent.close_session(session_id=session)
+            with pytest.raises(acp.RequestError, match="there is no session"):
+                await made.prompt(session, "And now?")
         assert not (typing.workspace / "made.txt").exists()
 
 
@@ -270,8 +273,9 @@ async def test_what_cannot_be_done_is_an_error_of_the_protocol(tmp_path: Path) -
             assert done.stop_reason == "end_turn"
         typing.env["EVOCLAW_MODEL"] = "nothing/at-all"
         async with connected(typing) as without:
-            with pytest.raises(acp.RequestError, match="nothing"):
+            with pytest.raises(acp.RequestError, match="nothing") as raised:
                 await without.open(typing.workspace)
+    assert raised.value.code == -32603  # with -32000, an editor would ask for a login
 
 
 GARBAGE = (

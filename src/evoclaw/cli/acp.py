@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 
 import click
 
 from evoclaw.cli import exits
 from evoclaw.cli.options import ExclusiveCommand
+from evoclaw.cli.output import print_err
 from evoclaw.core.errors import ConfigError
 from evoclaw.governance.autonomy import Level
 from evoclaw.wiring.acp import AcpOptions, acp_over_stdio
@@ -33,6 +35,8 @@ def acp(model: str | None, tools: str | None, *, yes: bool, read_only: bool) -> 
         Level.of_flags(read_only=read_only, yes=yes),
         None if tools is None else tuple(name for name in names if name),
     )
+    if sys.stdin.isatty():
+        print_err("waiting for an editor on standard input; see docs/guides/editors.md")
     try:
         return asyncio.run(_serve(options))
     except ImportError as missing:

@@ -17,6 +17,7 @@ from acp.interfaces import Agent as AcpAgent
 from acp.interfaces import Client
 from acp.schema import (
     AgentCapabilities,
+    CloseSessionResponse,
     Implementation,
     InitializeResponse,
     LoadSessionResponse,
@@ -24,6 +25,8 @@ from acp.schema import (
     PromptCapabilities,
     PromptResponse,
     ResourceContentBlock,
+    SessionCapabilities,
+    SessionCloseCapabilities,
     SessionMode,
     SessionModeState,
     SetSessionModeResponse,
@@ -46,7 +49,7 @@ MODES = (
     (Level.READ_ONLY, "Read only", "Only reads; calls that write or execute are denied"),
     (Level.FULL, "Do not ask", "Writes and executes without asking; rules and sandbox still apply"),
 )
-REFUSED, INVALID_PARAMS, FAILED = -32_000, -32_602, -32_603
+INVALID_PARAMS, FAILED = -32_602, -32_603
 _STOPS: dict[StopReason, AcpStop] = {
     StopReason.COMPLETED: "end_turn",
     StopReason.MAX_ITERATIONS: "max_turn_requests",
@@ -84,6 +87,7 @@ class EditorAgent:
             protocol_version=min(protocol_version, PROTOCOL_VERSION) or PROTOCOL_VERSION,
             agent_capabilities=AgentCapabilities(
                 load_session=True,
+                session_capabilities=SessionCapabilities(close=SessionCloseCapabilities()),
                 # The text of a mentioned file is not the user's own words: it is read by a call.
                 prompt_capabilities=PromptCapabilities(
                     image=False, audio=False, embedded_context=False
@@ -140,6 +144,14 @@ class EditorAgent:
         if (session := self._sessions.get(session_id)) is not None:
             session.cancel()
 
+    async def close_session(self, session_id: str, **_: Any) -> CloseSessionResponse:
+        """Cancel what runs in a session, and close its tools; it can be loaded again."""
+        session = self._session(session_id)
+        del self._sessions[session_id]
+        async with _reported():
+            await session.close()
+        return CloseSessionResponse()
+
     async def close(self) -> None:
         """Cancel what runs, and close every session."""
         sessions, self._sessions = self._sessions, {}
@@ -187,7 +199,10 @@ async def serve_acp(agent: EditorAgent) -> None:
     async with open_stdio("an editor", MAX_MESSAGE_BYTES) as pipes:
         # Not `acp.run_agent`, which cancels the tasks of prompts before their runs have ended.
         connection = AgentSideConnection(
-            cast("AcpAgent", agent), AcpTransport(pipes), listening=False
+            cast("AcpAgent", agent),
+            AcpTransport(pipes),
+            listening=False,
+            use_unstable_protocol=True,  # for `session/close`
         )
         try:
             await connection.listen()
@@ -201,8 +216,10 @@ async def _reported() -> AsyncGenerator[None]:
     """An error for the caller becomes an error of the protocol, with the same words."""
     try:
         yield
-    except EvoClawError as problem:
-        raise RequestError(REFUSED, str(problem)) from None
+    except TimeoutError:
+        raise RequestError(FAILED, "the running prompt did not end in time; try again") from None
+    except (EvoClawError, OSError) as problem:
+        raise RequestError(FAILED, str(problem)) from None
 
 
 def _unknown_session(session_id: str) -> RequestError:
