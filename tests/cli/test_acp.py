@@ -125,6 +125,8 @@ async def test_file_changes_are_shown_as_diffs_before_they_are_approved(tmp_path
             session = await made.open(typing.workspace)
             assert await made.prompt(session, "Count") == "end_turn"
         assert file.read_text() == "four\n"
+        undone = await typing.type("undo", "--yes")
+        assert undone.code == 0 and file.read_text() == "one\n", undone
 
     expected = [("one\n", "two\n"), ("two", "three"), ("three\n", "four\n")]
     calls = made.editor.of("tool_call")
