@@ -159,18 +159,21 @@ def pinned(name: str) -> str:
     return version(name)
 
 
-async def openai_python(install: bool) -> Problems:
-    """The tests with the official Python client, which the development environment has."""
-    from bench.interop.environments import ROOT
+def own_tests(*files: str) -> Callable[[bool], Awaitable[Problems]]:
+    """Our tests with a client of others that the development environment has."""
 
-    files = ["tests/api/test_openai_client.py", "tests/api/test_responses_client.py"]
-    command = [str(ROOT / ".venv/bin/pytest"), "-q", "-p", "no:xdist", "-rA", "--no-header", *files]
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, cwd=ROOT
-    )
-    output, _ = await process.communicate()
-    found = re.findall(r"^(PASSED|FAILED|ERROR) (\S+)", output.decode(), re.MULTILINE)
-    return {name: "" if outcome == "PASSED" else outcome for outcome, name in found}
+    async def run(install: bool) -> Problems:
+        from bench.interop.environments import ROOT
+
+        pytest = [str(ROOT / ".venv/bin/pytest"), "-q", "-p", "no:xdist", "-rA", "--no-header"]
+        process = await asyncio.create_subprocess_exec(
+            *pytest, *files, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, cwd=ROOT
+        )
+        output, _ = await process.communicate()
+        found = re.findall(r"^(PASSED|FAILED|ERROR) (\S+)", output.decode(), re.MULTILINE)
+        return {name: "" if outcome == "PASSED" else outcome for outcome, name in found}
+
+    return run
 
 
 ATIF = "1.8.0"
@@ -268,7 +271,13 @@ PYDANTIC_AI, LANGCHAIN, AGENTS, NPM_OPENAI = "2.66.0", "1.7.3", "0.24.0", "6.49.
 OPEN_RESPONSES = "2.4.0"
 CHAT, RESPONSES = "OpenAI chat completions and Responses", "OpenAI Responses"
 JUDGES = (
-    Judge(CHAT, "v1", "openai (Python)", pinned("openai"), openai_python),
+    Judge(
+        CHAT,
+        "v1",
+        "openai (Python)",
+        pinned("openai"),
+        own_tests("tests/api/test_openai_client.py", "tests/api/test_responses_client.py"),
+    ),
     Judge(
         CHAT,
         "v1",
@@ -316,5 +325,12 @@ JUDGES = (
         "homeassistant",
         HOME_ASSISTANT,
         home_assistant,
+    ),
+    Judge(
+        "Agent Client Protocol",
+        "1",
+        "agent-client-protocol (Python)",
+        pinned("agent-client-protocol"),
+        own_tests("tests/cli/test_acp.py"),
     ),
 )

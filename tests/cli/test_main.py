@@ -39,7 +39,7 @@ def everything() -> list[click.Context]:
 def test_every_command_is_in_one_group() -> None:
     assert list(GROUPS) == ["Use", "Machines", "Safety", "Improve", "Look into", "Set up"]
     names = [name for commands in GROUPS.values() for name in commands]
-    assert len(names) == len(set(names)) == 43
+    assert len(names) == len(set(names)) == 44
     leaves = [at for at in everything() if not isinstance(at.command, click.Group)]
     assert len(leaves) > 75
 
@@ -177,7 +177,7 @@ DOCUMENTS = frozenset(
     }
 )
 """Commands that print a file, a program or a text, which is what they are for."""
-SERVERS = frozenset({"up", "mcp serve"})
+SERVERS = frozenset({"up", "mcp serve", "acp"})
 
 
 def test_every_command_that_prints_data_can_print_json() -> None:

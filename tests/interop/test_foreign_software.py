@@ -7,8 +7,9 @@ from bench.interop.__main__ import rendered
 from bench.interop.judges import JUDGES, Judge, NotInstalled
 
 pytestmark = pytest.mark.process
-FOREIGN = [judge for judge in JUDGES if judge.software != "openai (Python)"]
-"""The official Python client has tests of its own, in `tests/api`."""
+OWN_TESTS = ("openai (Python)", "agent-client-protocol (Python)")
+"""Clients with tests of their own, in `tests/api` and `tests/cli`."""
+FOREIGN = [judge for judge in JUDGES if judge.software not in OWN_TESTS]
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -13,7 +12,7 @@ from mcp.shared.message import SessionMessage
 from mcp.types import jsonrpc_message_adapter
 
 from evoclaw.api.mcp_server import McpTools
-from evoclaw.core.errors import ConfigError
+from evoclaw.api.stdio import StdioPipes, open_stdio
 
 MAX_MESSAGE_BYTES = 4 << 20
 """The limit of one message; the same as over HTTP."""
@@ -36,32 +35,16 @@ async def _streams() -> AsyncGenerator[
         MemoryObjectSendStream[SessionMessage],
     ]
 ]:
-    """The message streams, without threads that a blocked read would keep alive.
-
-    Meanwhile descriptor 0 is empty and descriptor 1 goes to standard error: a stray print of this
-    process or a child must not look like a message.
-    """
+    """The message streams of the SDK, connected to standard input and output."""
     to_us, inbound = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     outbound, to_it = anyio.create_memory_object_stream[SessionMessage](0)
     async with AsyncExitStack() as stack:
         for stream in (to_us, inbound, outbound, to_it):
             stack.callback(stream.close)
-        source, sink = _redirect_stdio(stack)
-        reader = asyncio.StreamReader(limit=MAX_MESSAGE_BYTES)
-        loop = asyncio.get_running_loop()
-        try:
-            incoming, _ = await loop.connect_read_pipe(
-                lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(source, "rb")
-            )
-        except ValueError:
-            raise ConfigError(
-                "standard input is a file: an MCP client must connect through a pipe"
-            ) from None
-        stack.callback(incoming.close)
-        stack.callback(os.close, sink)
+        pipes = await stack.enter_async_context(open_stdio("an MCP client", MAX_MESSAGE_BYTES))
         pumps = [
-            asyncio.create_task(_read_messages(reader, to_us)),
-            asyncio.create_task(_write_messages(to_it, sink)),
+            asyncio.create_task(_read_messages(pipes, to_us)),
+            asyncio.create_task(_write_messages(to_it, pipes)),
         ]
         try:
             yield inbound, outbound
@@ -74,30 +57,9 @@ async def _streams() -> AsyncGenerator[
             await asyncio.wait(pumps)
 
 
-def _redirect_stdio(stack: AsyncExitStack) -> tuple[int, int]:
-    source, sink = os.dup(0), os.dup(1)
-    originals = os.dup(0), os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    # A client that does not read must not block the event loop.
-    os.set_blocking(sink, False)
-
-    def restore() -> None:
-        for saved in originals:
-            os.set_blocking(saved, True)
-        for saved, descriptor in zip(originals, (0, 1), strict=True):
-            os.dup2(saved, descriptor)
-            os.close(saved)
-
-    stack.callback(restore)
-    return source, sink
-
-
-async def _read_messages(reader: asyncio.StreamReader, incoming: Inbound) -> None:
+async def _read_messages(pipes: StdioPipes, incoming: Inbound) -> None:
     try:
-        while line := await reader.readline():
+        while line := await pipes.read_line():
             try:
                 item = SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
             except ValueError as problem:
@@ -113,30 +75,11 @@ async def _read_messages(reader: asyncio.StreamReader, incoming: Inbound) -> Non
         incoming.close()
 
 
-async def _write_messages(outgoing: Outbound, sink: int) -> None:
+async def _write_messages(outgoing: Outbound, pipes: StdioPipes) -> None:
     async for item in outgoing:
         text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
         try:
-            await _write(sink, text.encode() + b"\n")
+            await pipes.write(text.encode() + b"\n")
         except BrokenPipeError:
             # The client has exited; the end of standard input stops the server.
             return
-
-
-async def _write(sink: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        try:
-            rest = rest[os.write(sink, rest[:65_536]) :]
-        except BlockingIOError:
-            await _wait_writable(sink)
-
-
-async def _wait_writable(sink: int) -> None:
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-    loop.add_writer(sink, lambda: None if ready.done() else ready.set_result(None))
-    try:
-        await ready
-    finally:
-        loop.remove_writer(sink)

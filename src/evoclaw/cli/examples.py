@@ -8,6 +8,7 @@ EXAMPLES = {
         'evoclaw run --on garage --yes "restart the camera service"',
     ),
     "chat": ("evoclaw chat", 'evoclaw chat --session "My work" --on garage'),
+    "acp": ("evoclaw acp", "evoclaw acp --read-only"),
     "sessions": ("evoclaw sessions", "evoclaw sessions show 3f0c9a1b22"),
     "runs": ("evoclaw runs", "evoclaw runs watch 3f0c9a1b22", "evoclaw runs undo 3f0c9a1b22"),
     "workflows": ("evoclaw workflows", "evoclaw workflows start nightly-report"),

@@ -31,6 +31,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     "Use": {
         "run": "Run a task on this machine, on an edge or over SSH",
         "chat": "Chat with an agent of the running service",
+        "acp": "Serve sessions of this machine to an editor over ACP",
         "sessions": "List, show, rename, branch and delete sessions",
         "runs": "List, show, watch, steer and cancel runs of the service",
         "workflows": "List, start, answer and cancel workflows",

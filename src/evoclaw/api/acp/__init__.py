@@ -1,0 +1,1 @@
+"""The Agent Client Protocol (ACP): editors run sessions of this machine over stdio."""
