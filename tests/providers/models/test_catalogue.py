@@ -18,7 +18,8 @@ GIB = 2**30
 @pytest.mark.parametrize("entry", catalogue(), ids=lambda entry: entry.name)
 def test_every_model_has_a_digest_a_source_and_a_way_to_get_it(entry: ModelEntry) -> None:
     assert re.fullmatch(r"[0-9a-f]{64}", entry.sha256)
-    assert entry.digest_source.startswith("https://")
+    source = f"the package {entry.package} " if entry.package else "https://"
+    assert entry.digest_source.startswith(source)
     assert re.fullmatch(r"[a-z0-9.-]+", entry.name)
     assert entry.licence and entry.template_notes and entry.about and entry.ollama or entry.package
     assert 0 < entry.size_bytes < 4 * 10**9

@@ -33,7 +33,7 @@ class ModelEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     size_bytes: int
     """Of the whole file."""
     digest_source: str
-    """Where the digest is published."""
+    """Where the digest is published: an address, or the package that brings the file."""
     licence: str
     context_tokens: int
     """The context that the model was trained with."""
