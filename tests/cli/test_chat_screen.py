@@ -85,7 +85,7 @@ async def test_an_unfinished_block_is_drawn_once_and_stays_when_it_is_finished(
         assert here.scrollback.split("> compute\n")[1].startswith(
             "Result\n> go on\n\nIt is 42.\n\n • one\n • two\ncompleted"
         ), here.scrollback
-        assert "15k tokens · $0.0125" in here.screen
+        await here.until("15k tokens · $0.0125")
 
 
 async def test_nothing_typed_ahead_answers_an_approval(tmp_path: Path) -> None:
