@@ -289,6 +289,7 @@ async def test_too_little_space_is_reported_before_anything_is_downloaded(
     assert (store.folder / f"{DIGEST}.part").stat().st_size == 0
 
 
+@pytest.mark.process
 async def test_a_disk_that_becomes_full_leaves_no_part_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
