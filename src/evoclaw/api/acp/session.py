@@ -147,7 +147,7 @@ class EditorSession:
                     for update in updates.of(record) if is_connected else ():
                         await self._client.session_update(session_id=self.id, update=update)
                 except ConnectionError:
-                    # Nobody sees the run any more; it ends in order, and can be loaded again.
+                    # The editor has disconnected: the run ends in order, and can be loaded again.
                     is_connected = False
                     deadline.cancel()
         return end

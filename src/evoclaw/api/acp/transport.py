@@ -62,7 +62,7 @@ class AcpTransport:
             return message
 
     async def close(self) -> None:
-        """Nothing: whoever opened the pipes closes them."""
+        """Do nothing: `open_stdio` closes the pipes."""
 
     async def _refuse(self, code: int, problem: str, id_: JSON = None) -> None:
         error = {"code": code, "message": problem}
