@@ -30,7 +30,7 @@ MAX_CACHED_GENOMES = 256
 Check: TypeAlias = Callable[[str, Genome], None]
 """Refuses a genome that the configuration of an agent does not allow, with `ToolFailure`."""
 Sign: TypeAlias = Callable[[bytes], str]
-EntryKind: TypeAlias = Literal["change", "rollback", "evaluation", "opening"]
+EntryKind: TypeAlias = Literal["change", "rollback", "evaluation", "opening", "proposal", "verdict"]
 
 
 class LineageEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -49,7 +49,8 @@ class LineageEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
     key: str
     """The public key that signed it."""
     kind: EntryKind
-    """What it records; an `opening` is one of the sealed cases."""
+    """What it records; an `opening` is one of the sealed cases; a `proposal` is a genome that is
+    not used until verdicts on it allow that."""
     digest: str
     """That of the genome; empty for the configuration."""
     by: str
@@ -67,7 +68,16 @@ class LineageEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
     runs: tuple[str, ...] = ()
     """The runs that are the reason."""
     scores: dict[str, JSON] = {}
-    """The result of an evaluation."""
+    """The result of an evaluation, or the evidence of a verdict."""
+    candidate: int | None = None
+    """The number of the proposal that a verdict is on, or that a change promotes, or that a
+    rollback takes back."""
+    stage: str = ""
+    """The stage of the gate that a verdict is of."""
+    passed: bool | None = None
+    """What the verdict is; null: the stage has begun, or goes on."""
+    untrusted: bool = False
+    """Whether a proposal contains text of untrusted origin: only a person can approve it."""
 
 
 class GenomeNotFound(EvoClawError):
@@ -188,10 +198,18 @@ class GenomeLineage:
         return await self._append(agent, make)
 
     async def roll_back(
-        self, agent: str, to: int | None = None, *, by: str, reason: str = ""
+        self,
+        agent: str,
+        to: int | None = None,
+        *,
+        by: str,
+        reason: str = "",
+        candidate: int | None = None,
+        after: int | None = None,
     ) -> Genome:
         """Restore a version, or the one before the current one, as a new version.
 
+        `candidate` is the promoted proposal that it takes back; `after` is as in `add_verdict`.
         The configuration decides at use what a restored genome may still do.
         """
         if to is None:
@@ -199,13 +217,15 @@ class GenomeLineage:
         wanted = to
 
         def make(head: LineageHead) -> StoredEntry | None:
+            if after is not None:
+                self._check_last(agent, head, after)
             if wanted and head.restored is None:
                 raise GenomeNotFound(agent, f"version {wanted}")
             old = CONFIGURED if head.restored is None else genome_of(read_entry(head.restored))
             if old.digest == _current_of(head).digest:
                 return None
             new = replace(old, restored=wanted)
-            return self._entry(agent, head, new, "rollback", by, reason, ())
+            return self._entry(agent, head, new, "rollback", by, reason, (), candidate=candidate)
 
         return await self._append(agent, make, wanted)
 
@@ -219,6 +239,76 @@ class GenomeLineage:
 
         await self._store.append(agent, make)
 
+    async def propose(
+        self,
+        agent: str,
+        patch: Mapping[str, JSON],
+        *,
+        by: str,
+        reason: str = "",
+        runs: Sequence[str] = (),
+        untrusted: bool = False,
+    ) -> LineageEntry | None:
+        """Record a candidate: a patch of the current genome, which stays current.
+
+        None if the patch changes nothing. Raises `ToolFailure` for a patch that is not allowed.
+        """
+
+        def make(head: LineageHead) -> StoredEntry | None:
+            now = _current_of(head)
+            new = replace(merged(now, patch, CONFIGURED, AGENT_TUNABLES), restored=None)
+            self._check(agent, new)
+            if new.digest == now.digest:
+                return None
+            return self._entry(agent, head, new, "proposal", by, reason, runs, untrusted=untrusted)
+
+        added = await self._store.append(agent, make)
+        return None if added is None else read_entry(added)
+
+    async def add_verdict(
+        self,
+        agent: str,
+        candidate: LineageEntry,
+        stage: str,
+        *,
+        passed: bool | None,
+        after: int,
+        by: str,
+        reason: str = "",
+        evidence: dict[str, JSON] | None = None,
+    ) -> LineageEntry:
+        """Record the verdict of one stage of the gate on a candidate.
+
+        Raises `GenomeChanged` unless `after` is the number of the last entry of the lineage: what
+        the verdict rests on may be out of date.
+        """
+
+        def make(head: LineageHead) -> StoredEntry:
+            self._check_last(agent, head, after)
+            return self._entry(
+                agent, head, genome_of(candidate), "verdict", by, reason, (), evidence,
+                candidate=candidate.number, stage=stage, passed=passed,
+            )  # fmt: skip
+
+        added = await self._store.append(agent, make)
+        assert added is not None
+        return read_entry(added)
+
+    async def promote(
+        self, agent: str, candidate: LineageEntry, *, after: int, by: str, reason: str = ""
+    ) -> Genome:
+        """Make a candidate the current genome; raises `GenomeChanged` as `add_verdict` does."""
+
+        def make(head: LineageHead) -> StoredEntry:
+            self._check_last(agent, head, after)
+            new = genome_of(candidate)
+            self._check(agent, new)
+            return self._entry(
+                agent, head, new, "change", by, reason, candidate.runs, candidate=candidate.number
+            )
+
+        return await self._append(agent, make)
+
     async def open_sealed(self, agent: str, genome: Genome, release: str, *, by: str) -> None:
         """Record that the sealed cases are opened for a release, before they are.
 
@@ -231,8 +321,7 @@ class GenomeLineage:
                 raise SealedOpened(agent, release, entry.by)
 
         def make(head: LineageHead) -> StoredEntry:
-            if (head.last.number if head.last else 0) != len(entries):
-                raise GenomeChanged(agent)  # perhaps by another opening
+            self._check_last(agent, head, len(entries))  # perhaps another opening came first
             return self._entry(agent, head, genome, "opening", by, "", (), {"release": release})
 
         await self._store.append(agent, make)
@@ -254,6 +343,10 @@ class GenomeLineage:
         self._read_at = None
         return await self.version(agent) if added is None else genome_of(read_entry(added))
 
+    def _check_last(self, agent: str, head: LineageHead, number: int) -> None:
+        if (head.last.number if head.last else 0) != number:
+            raise GenomeChanged(agent)
+
     def _entry(
         self,
         agent: str,
@@ -264,6 +357,11 @@ class GenomeLineage:
         reason: str,
         runs: Sequence[str],
         scores: dict[str, JSON] | None = None,
+        *,
+        candidate: int | None = None,
+        stage: str = "",
+        passed: bool | None = None,
+        untrusted: bool = False,
     ) -> StoredEntry:
         is_version = kind in ("change", "rollback")
         current = _current_of(head)
@@ -272,9 +370,10 @@ class GenomeLineage:
             prev=head.last.hash if head.last else "", at=self._clock(), key=self._key, kind=kind,
             digest=genome.digest, by=by,
             version=current.version + 1 if is_version else None,
-            parent=current.digest if is_version else None,
+            parent=current.digest if is_version or kind == "proposal" else None,
             restored=genome.restored if is_version else None,
             genome=genome.content(), reason=reason, runs=tuple(runs), scores=scores or {},
+            candidate=candidate, stage=stage, passed=passed, untrusted=untrusted,
         )  # fmt: skip
         body = canonical(msgspec.json.decode(msgspec.json.encode(entry)))
         return StoredEntry(

@@ -46,8 +46,7 @@ LAST_VERSION = (
 )
 BY_VERSION = f"SELECT {_COLUMNS} FROM genome_entries WHERE agent = ? AND version = ?"
 BY_DIGEST = (
-    f"SELECT {_COLUMNS} FROM genome_entries "
-    "WHERE agent = ? AND digest = ? AND version IS NOT NULL ORDER BY number LIMIT 1"
+    f"SELECT {_COLUMNS} FROM genome_entries WHERE agent = ? AND digest = ? ORDER BY number LIMIT 1"
 )
 CURRENT = """
 SELECT agent, digest FROM genome_entries e WHERE number = (
@@ -136,7 +135,7 @@ class GenomeStore:
         return [self._entry(row) for row in rows]
 
     async def by_digest(self, agent: str, digest: str) -> StoredEntry | None:
-        """The first entry that made a genome with this content."""
+        """The first entry with a genome of this content."""
         return await self.database.read(lambda c: self._one(c, BY_DIGEST, agent, digest))
 
     async def current(self) -> dict[str, str]:
