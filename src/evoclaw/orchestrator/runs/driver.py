@@ -330,6 +330,7 @@ class RunDriver:
             return None
         if active.cancelled or (created is None and await self._inbox.is_cancelled(*active.key)):
             return await self._close(active, stored, StopReason.CANCELLED)
+        await self._interrupt_fenced(conversations, stored)
         run = await self._prepare(conversations, active, stored, created)
         if stored.stop is StopReason.WAITING:
             await self._notify_continued(active)
@@ -339,6 +340,19 @@ class RunDriver:
                 async for record in records:
                     topic.publish(record, committed=run.is_committed)
         return await self._park_or_finish(active, run)
+
+    async def _interrupt_fenced(self, conversations: Conversations, stored: StoredRun) -> None:
+        """Stop driving an earlier run of the session.
+
+        A claim is given only for the first open run of a session. So another process has taken
+        the earlier one over and ended it, and this process has not noticed yet.
+        """
+        other = conversations.running.get((conversations.store.tenant, stored.session_id))
+        if other is None or other.state.stop is not None or other.stored.id == stored.id:
+            return
+        if fenced := self.active.get((conversations.store.tenant, other.stored.id)):
+            logger.info("run %s was taken over by another process", other.stored.id)
+            await self.interrupt([fenced], release=False)
 
     async def _prepare(
         self,
