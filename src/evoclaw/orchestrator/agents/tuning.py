@@ -24,7 +24,7 @@ def tune(agent: Agent, genome: Genome) -> Agent:
     return replace(
         agent,
         prompt=with_notes(genome.prompt or agent.prompt, genome.notes),
-        model=_ordered(agent.model, genome.models),
+        model=ordered_models(agent.model, genome.models),
         settings=_tightened(agent.settings, genome),
         genome=genome,
     )
@@ -61,7 +61,7 @@ def check_genome(
             )
 
 
-def _ordered(models: str, order: Sequence[str]) -> str:
+def ordered_models(models: str, order: Sequence[str]) -> str:
     """The configured models, those that the genome names first."""
     configured = models.split(",")
     first = [name for name in order if name in configured]
