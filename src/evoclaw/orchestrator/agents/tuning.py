@@ -51,6 +51,7 @@ def check_genome(
         "max_turns": settings.max_turns,
         "run_seconds": settings.max_seconds,
         "call_seconds": settings.max_call_seconds,
+        "tool_error_limit": settings.tool_error_limit,
     }
     for name, limit in limits.items():
         wanted = getattr(genome, name)
@@ -74,6 +75,8 @@ def _tightened(settings: LoopSettings, genome: Genome) -> LoopSettings:
         changes["temperature"] = genome.temperature
     if genome.max_turns is not None:
         changes["max_turns"] = min(settings.max_turns, genome.max_turns)
+    if genome.tool_error_limit is not None:
+        changes["tool_error_limit"] = min(settings.tool_error_limit, genome.tool_error_limit)
     if genome.run_seconds is not None:
         changes["max_seconds"] = min(settings.max_seconds, genome.run_seconds)
     if genome.call_seconds is not None:
