@@ -141,7 +141,7 @@ async def climb(world: World, seed: int, *, screen: bool) -> Genome:
         return Genome(prompt=best)
 
 
-async def measure(seeds: int, budget: int, *, shortcut: bool) -> dict[str, Any]:
+async def measure(seeds: int, budget: int, *, shortcut: bool, first: int = 0) -> dict[str, Any]:
     searches = {
         "gepa": gepa,
         "climb": lambda world, seed: climb(world, seed, screen=False),
@@ -152,7 +152,7 @@ async def measure(seeds: int, budget: int, *, shortcut: bool) -> dict[str, Any]:
         scores: list[float] = []
         questions: list[int] = []
         started = time.process_time()
-        for seed in range(seeds):
+        for seed in range(first, first + seeds):
             world = World(seed, budget, shortcut=shortcut)
             scores.append(len(world.solves(await search(world, seed))) / RULES)
             questions.append(world.questions)
@@ -168,12 +168,15 @@ async def measure(seeds: int, budget: int, *, shortcut: bool) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=40)
-    parser.add_argument("--budgets", type=int, nargs="+", default=[150, 300, 600])
+    parser.add_argument("--first-seed", type=int, default=1_000)
+    parser.add_argument("--budgets", type=int, nargs="+", default=[300, 600, 1_200])
     options = parser.parse_args()
     result: dict[str, Any] = {}
     for world in ("plain", "shortcut"):
         for budget in options.budgets:
-            rows = asyncio.run(measure(options.seeds, budget, shortcut=world == "shortcut"))
+            shortcut = world == "shortcut"
+            found = measure(options.seeds, budget, shortcut=shortcut, first=options.first_seed)
+            rows = asyncio.run(found)
             result.setdefault(world, {})[budget] = rows
             for name, row in rows.items():
                 print(f"{world:<9} {budget:>5} runs  {name:<15} {row}")
