@@ -14,6 +14,7 @@ from evoclaw.core.genome import Genome, ToolText, with_notes
 from evoclaw.core.genome_patches import check_skills, genome_refused
 from evoclaw.core.pipeline import OfferStep
 from evoclaw.core.tools import Tool
+from evoclaw.skills.names import skeleton
 
 
 def tune(agent: Agent, genome: Genome) -> Agent:
@@ -23,7 +24,7 @@ def tune(agent: Agent, genome: Genome) -> Agent:
     return replace(
         agent,
         prompt=with_notes(genome.prompt or agent.prompt, genome.notes),
-        model=_ordered(agent.model, genome.models),
+        model=ordered_models(agent.model, genome.models),
         settings=_tightened(agent.settings, genome),
         genome=genome,
     )
@@ -34,6 +35,12 @@ def check_genome(
 ) -> None:
     """Refuse a genome that the configuration of an agent does not allow, with `ToolFailure`."""
     check_skills(genome, skills)
+    alike = {skeleton(name): name for name in skills}
+    if confused := [name for name in genome.new_skills if skeleton(name) in alike]:
+        raise genome_refused(
+            f"The new skill {confused[0]!r} looks like {alike[skeleton(confused[0])]!r}, which "
+            "this agent has: choose another name. Nothing was changed."
+        )
     settings, configured = agent.settings, (agent.model or default_model).split(",")
     if unknown := [name for name in genome.models if name not in configured]:
         raise genome_refused(
@@ -44,6 +51,7 @@ def check_genome(
         "max_turns": settings.max_turns,
         "run_seconds": settings.max_seconds,
         "call_seconds": settings.max_call_seconds,
+        "tool_error_limit": settings.tool_error_limit,
     }
     for name, limit in limits.items():
         wanted = getattr(genome, name)
@@ -54,7 +62,7 @@ def check_genome(
             )
 
 
-def _ordered(models: str, order: Sequence[str]) -> str:
+def ordered_models(models: str, order: Sequence[str]) -> str:
     """The configured models, those that the genome names first."""
     configured = models.split(",")
     first = [name for name in order if name in configured]
@@ -67,6 +75,8 @@ def _tightened(settings: LoopSettings, genome: Genome) -> LoopSettings:
         changes["temperature"] = genome.temperature
     if genome.max_turns is not None:
         changes["max_turns"] = min(settings.max_turns, genome.max_turns)
+    if genome.tool_error_limit is not None:
+        changes["tool_error_limit"] = min(settings.tool_error_limit, genome.tool_error_limit)
     if genome.run_seconds is not None:
         changes["max_seconds"] = min(settings.max_seconds, genome.run_seconds)
     if genome.call_seconds is not None:
