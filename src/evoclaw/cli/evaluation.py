@@ -95,7 +95,7 @@ async def _evaluate(
             if Split.SEALED in wanted:
                 if why := identify_answerer().refusal_reason("local"):
                     raise ConfigError(why)
-                await lineage.open_sealed(agent, genome, release, by=_user())
+                await lineage.open_sealed(agent, genome, release, by=current_user())
             done = await evaluate(
                 chosen,
                 runner.open_run,
@@ -103,7 +103,7 @@ async def _evaluate(
                 parallel=parallel,
                 on_attempt=_progress(len(chosen) * repeat),
             )
-        await lineage.add_evaluation(agent, genome, _scores(done, release), by=_user())
+        await lineage.add_evaluation(agent, genome, _scores(done, release), by=current_user())
     return done
 
 
@@ -142,7 +142,8 @@ def _scores(done: Evaluation, release: str) -> dict[str, JSON]:
     return scores | ({"release": release} if release else {})
 
 
-def _user() -> str:
+def current_user() -> str:
+    """The name of the user of this process, for the lineage."""
     import getpass
 
     try:

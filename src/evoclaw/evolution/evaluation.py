@@ -65,6 +65,8 @@ class Attempt(Struct, frozen=True, kw_only=True):
     """In US dollars; null if the price is unknown."""
     coverage: float | None
     """The share of calls that were answered from the record; null if calls were executed."""
+    denied: int = 0
+    """Calls that a policy denied."""
 
 
 class Rate(Struct, frozen=True):
@@ -199,7 +201,7 @@ async def _run_and_check(case: CaseFile, run: CaseRun, workspace: Path) -> Attem
     return Attempt(
         case=case.name, split=case.case.split, passed=not problems, problems=tuple(problems),
         stop=outcome.stop, turns=outcome.turns, calls=len(made), cost=outcome.cost,
-        coverage=None if run.recorded is None else run.recorded.coverage,
+        coverage=None if run.recorded is None else run.recorded.coverage, denied=outcome.denied,
     )  # fmt: skip
 
 

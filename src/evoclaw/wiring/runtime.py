@@ -85,6 +85,7 @@ async def open_runtime(
             is a folder of the service's own.
     """
     from evoclaw.orchestrator.sessions.retention import SessionRetention
+    from evoclaw.wiring.campaigns import serving_evolution
 
     async with AsyncExitStack() as stack:
         runtime = await _build_runtime(orchestrator, stores, env, stack, workspace)
@@ -104,6 +105,7 @@ async def open_runtime(
             stores.database, runtime.run_factory.canvases, runtime.settings.store.keep_days
         )
         await stack.enter_async_context(retention.serving())
+        await stack.enter_async_context(serving_evolution(runtime, env))
         yield runtime
 
 
