@@ -36,7 +36,7 @@ class ProposerContexts:
         settings: Callable[[], AgentEvolution],
         *,
         provider: Callable[[str], Provider],
-        tools: Sequence[Tool],
+        tools: Callable[[], Sequence[Tool]],
         cases: Callable[[], Sequence[CaseFile]],
         open_runner: OpenRunner,
         real_runs: RealRuns,
@@ -93,7 +93,7 @@ class ProposerContexts:
         context = ProposerContext(
             agent=self._agent,
             genome=genome,
-            tools=self._tools,
+            tools=self._tools(),
             cases=train,
             traces=await self._real_runs.traces(genome.digest),
             evaluate=evaluate_train,

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from evoclaw.core.agent import Agent
-    from evoclaw.core.evolution_settings import AgentEvolution
     from evoclaw.core.genome import Genome
     from evoclaw.core.ports import Provider
     from evoclaw.core.tools import Tool
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from evoclaw.skills.registry import SkillRegistry
     from evoclaw.store.databases.database import Database
     from evoclaw.wiring.governance import Governance
-    from evoclaw.wiring.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 EVOLUTION_LEASE_S = 15.0
@@ -71,17 +69,20 @@ class CampaignParts:
     provider: Callable[[str], Provider]
     """The provider of a model; the same one for the same name."""
     skills: SkillRegistry
-    tools: Sequence[Tool]
+    tools: Callable[[str], Sequence[Tool]]
+    """What an agent is offered, with the tools' own descriptions."""
 
     def engine(self, name: str) -> EvolutionEngine:
         """The engine of an agent; `ConfigError` if a proposer cannot be used."""
+        from evoclaw.core.evolution_settings import AgentEvolution
         from evoclaw.evolution.engine import EvolutionEngine
         from evoclaw.evolution.proposer_context import ProposerContexts
         from evoclaw.evolution.proposers.registry import proposers_by_name
         from evoclaw.evolution.stages import GateStages
 
         def settings() -> AgentEvolution:
-            return self.agents[name].evolution
+            found = self.agents.get(name)  # a reload may have removed it
+            return AgentEvolution() if found is None else found.evolution
 
         real_runs, agent = self._real_runs(name), self.agents[name]
         stages = GateStages(
@@ -91,7 +92,8 @@ class CampaignParts:
         )  # fmt: skip
         contexts = ProposerContexts(
             agent, self.lineage, settings,
-            provider=lambda model: self.provider(model or agent.model), tools=self.tools,
+            provider=lambda model: self.provider(model or agent.model),
+            tools=lambda: self.tools(name),
             cases=lambda: self._cases(name),
             open_runner=lambda genome: self._open_runner(name, genome), real_runs=real_runs,
             on_entry=self.record, clock=time.time,
@@ -152,7 +154,7 @@ class CampaignParts:
                 check_genome(agent, genome, skills=names, default_model=default)
 
             return static_result(
-                agent, self.tools, old, new, digest=candidate.proposal.digest,
+                agent, self.tools(name), old, new, digest=candidate.proposal.digest,
                 untrusted=candidate.proposal.untrusted,
                 skills={
                     skill.name: frozenset(program.tool.name for program in skill.programs)
@@ -179,17 +181,6 @@ class CampaignParts:
             return None if found is None else msgspec.json.decode(found, type=RunComment)
 
         return RealRuns(name, MetricsStore(self.database), SessionStore(self.database), rating_of)
-
-
-def service_parts(runtime: Runtime, env: Mapping[str, str]) -> CampaignParts:
-    """The parts of a running service."""
-    toolbox = runtime.run_factory.toolbox
-    return CampaignParts(
-        env=env, database=runtime.stores.database, agents=runtime.agents, lineage=runtime.genomes,
-        governance=runtime.run_factory.governance, provider=runtime.providers.get,
-        skills=toolbox.skill_registry,
-        tools=tuple(runtime.run_factory.tools(runtime.default_agent)),
-    )  # fmt: skip
 
 
 @asynccontextmanager
@@ -226,7 +217,7 @@ async def open_campaign_parts(env: Mapping[str, str]) -> AsyncGenerator[Campaign
         yield CampaignParts(
             env=env, database=database, agents=agents, lineage=lineage, governance=governance,
             provider=providers.get, skills=toolbox.skill_registry,
-            tools=(*(bound.tool for bound in toolbox.tools), *toolbox.extension_tools()),
+            tools=lambda _: [*(bound.tool for bound in toolbox.tools), *toolbox.extension_tools()],
         )  # fmt: skip
 
 
@@ -252,9 +243,12 @@ async def open_candidates(
 
 
 @asynccontextmanager
-async def serving_evolution(runtime: Runtime, env: Mapping[str, str]) -> AsyncGenerator[None]:
-    """Drive the evolution of every agent that has proposers, while the block runs."""
-    supervising = asyncio.create_task(_supervise(runtime, env), name="evolution")
+async def serving_evolution(parts: Callable[[], CampaignParts]) -> AsyncGenerator[None]:
+    """Drive the evolution of every agent that has proposers, while the block runs.
+
+    `parts` are those of now: the settings may be reloaded.
+    """
+    supervising = asyncio.create_task(_supervise(parts), name="evolution")
     try:
         yield
     finally:
@@ -262,42 +256,39 @@ async def serving_evolution(runtime: Runtime, env: Mapping[str, str]) -> AsyncGe
         await asyncio.wait([supervising])
 
 
-async def _supervise(runtime: Runtime, env: Mapping[str, str]) -> None:
+async def _supervise(parts: Callable[[], CampaignParts]) -> None:
     """Start and end engines as the settings say; they may be reloaded."""
-    driving: dict[str, tuple[tuple[str, ...], asyncio.Task[None]]] = {}
+    driving: dict[str, tuple[Agent, Governance, asyncio.Task[None]]] = {}
     try:
         while True:
-            wanted = {
-                name: tuple(agent.evolution.proposers)
-                for name, agent in runtime.agents.items()
-                if agent.evolution.is_on
-            }
-            for name, (proposers, task) in list(driving.items()):
-                if wanted.get(name) != proposers or task.done():
+            now = parts()
+            wanted = {name: agent for name, agent in now.agents.items() if agent.evolution.is_on}
+            for name, (agent, governance, task) in list(driving.items()):
+                if wanted.get(name) != agent or governance is not now.governance or task.done():
                     task.cancel()
                     await asyncio.wait([task])
                     del driving[name]
             for name in wanted.keys() - driving.keys():
-                task = asyncio.create_task(_drive(runtime, env, name), name=f"evolution {name}")
-                driving[name] = wanted[name], task
+                task = asyncio.create_task(_drive(parts, name), name=f"evolution {name}")
+                driving[name] = wanted[name], now.governance, task
             await asyncio.sleep(RELOAD_POLL_INTERVAL_S)
     finally:
-        tasks = [task for _, task in driving.values()]
+        tasks = [task for *_, task in driving.values()]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
 
 
-async def _drive(runtime: Runtime, env: Mapping[str, str], name: str) -> None:
+async def _drive(parts: Callable[[], CampaignParts], name: str) -> None:
     """Drive the evolution of one agent, while this process has the lease."""
     from evoclaw.core.errors import EvoClawError
 
-    lease = evolution_lease(name, runtime.stores.database)
+    lease = evolution_lease(name, parts().database)
     try:
         while True:
             try:
-                engine = service_parts(runtime, env).engine(name)
+                engine = parts().engine(name)
                 await lease.acquire()
                 await lease.hold(engine.serve())
             except EvoClawError as problem:
