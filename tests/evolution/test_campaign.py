@@ -22,7 +22,7 @@ from evoclaw.evolution.campaign import (
 )
 from evoclaw.evolution.candidates import STAGES, Stage
 from evoclaw.evolution.lineage import LineageEntry
-from tests.support.campaigns import ON
+from tests.support.evolution_engines import ON
 
 DAY = 86_400.0
 

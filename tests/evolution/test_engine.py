@@ -23,7 +23,7 @@ from evoclaw.evolution.engine import EvolutionStopped
 from evoclaw.evolution.lineage import GenomeLineage, LineageEntry, entry_hash
 from evoclaw.evolution.proposals import Proposal
 from evoclaw.store.genomes import GenomeChanged
-from tests.support.campaigns import (
+from tests.support.evolution_engines import (
     AGENT,
     BETTER,
     KEY,

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from evoclaw.evolution.rollout import RunFigures, broken_bound, judge_canary
-from tests.support.campaigns import ON
+from tests.support.evolution_engines import ON
 
 SETTINGS = replace(ON, canary_runs=10)
 BEFORE = RunFigures(runs=100, failed=5, denied=10, cost=10.0)

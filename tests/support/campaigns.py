@@ -1,108 +1,150 @@
-"""A small campaign: a proposer with fixed proposals, and stages that always pass."""
+"""A campaign of proposers without an engine: real evaluations, and models that follow rules."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from itertools import count
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
 
 from evoclaw.core.agent import Agent
-from evoclaw.core.evolution_settings import AgentEvolution, ProposerName
-from evoclaw.core.genome import Genome
-from evoclaw.evolution.candidates import STAGES, Candidate, Stage, StageResult
-from evoclaw.evolution.engine import EvolutionEngine, SpendingMeter, StageCheck
-from evoclaw.evolution.evaluation import Evaluation
-from evoclaw.evolution.lineage import GenomeLineage, LineageEntry
-from evoclaw.evolution.proposals import Proposal, ProposerContext
-from evoclaw.store.genomes import SCHEMA, GenomeStore
-from evoclaw.trust.receipts import DeviceKey
-from tests.support.databases import Place
+from evoclaw.core.events import ReplyEvent
+from evoclaw.core.genome import CONFIGURED, Genome
+from evoclaw.core.messages import Message, Reply, SystemMessage, user
+from evoclaw.core.ports import Ports, Progress, Request
+from evoclaw.core.profile import Profile
+from evoclaw.core.run import watch
+from evoclaw.core.state import new_run
+from evoclaw.core.tools import Call, Tool
+from evoclaw.evolution.cases import Case, CaseFile
+from evoclaw.evolution.evaluation import CaseRun, Evaluation, evaluate
+from evoclaw.evolution.outcomes import OutcomeFold
+from evoclaw.evolution.proposals import (
+    CampaignBudgetSpent,
+    Proposal,
+    Proposer,
+    ProposerContext,
+    RunTrace,
+)
+from evoclaw.evolution.recorded_results import RecordedResults
+from evoclaw.governance.autonomy import Autonomy, Level
+from evoclaw.orchestrator.agents.tuning import GenomeTools, tune
+from evoclaw.providers.scripted import Scripted
+from evoclaw.tools.fake import FakeOps
 
-KEY, OTHER_KEY = DeviceKey(bytes(range(32))), DeviceKey(bytes(range(1, 33)))
-AGENT = "helper"
-BETTER = Proposal(patch={"prompt": "Answer in one word."}, reason="answers were long", runs=("r1",))
-ON = AgentEvolution(proposers=(ProposerName.NUMBERS,), approver_keys=(OTHER_KEY.public_key,))
+Rule: TypeAlias = Callable[[Request], Reply]
+"""The reply of a model to a request."""
 
 
-@asynccontextmanager
-async def open_lineage(place: Place, start: float = 1_000.0) -> AsyncGenerator[GenomeLineage]:
-    """A lineage whose clock counts seconds."""
-    database = await place.open(SCHEMA)
-    ticks = count(int(start))
-    try:
-        yield GenomeLineage(
-            GenomeStore(database),
-            KEY.public_key,
-            KEY.sign_genome,
-            clock=lambda: float(next(ticks)),
+def case_of(name: str, **fields: Any) -> CaseFile:
+    """A case that answers calls of the tool `weather` from its own text."""
+    filled = {
+        "message": f"Task {name}.",
+        "tools": [{"name": "weather", "description": "The weather."}],
+        "checks": [{"kind": "answer", "contains": "yes"}],
+        **fields,
+    }
+    return CaseFile(name, Path(f"{name}.toml"), msgspec.convert(filled, Case))
+
+
+class RuleModel:
+    """A provider whose replies depend on the whole request: its tools, its temperature."""
+
+    model, profile = "scripted/rules", Profile()
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+
+    async def stream(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
+        async for event in Scripted(self._rule(request)).stream(request):
+            yield event
+
+
+class _TunedResults:
+    """Recorded results whose tools are described as a genome says."""
+
+    def __init__(self, recorded: RecordedResults, genome: Genome) -> None:
+        self._recorded, self._step = recorded, GenomeTools(genome.tools)
+
+    def tools(self) -> Sequence[Tool]:
+        return self._step.offer(self._recorded.tools())
+
+    async def execute(self, call: Call, progress: Progress) -> Any:
+        return await self._recorded.execute(call, progress)
+
+
+def prompt_of(request: Request) -> str:
+    """The instructions of a request."""
+    return "".join(m.text for m in request.history if isinstance(m, SystemMessage))
+
+
+def task_of(request: Request) -> str:
+    """The name of the case of a request."""
+    texts = [m.text for m in request.history if not isinstance(m, SystemMessage)]
+    return texts[0].removeprefix("Task ").rstrip(".")
+
+
+@dataclass
+class Campaign:
+    """An agent with train cases, a model, a reflecting model, and a budget of runs."""
+
+    rule: Rule
+    cases: Sequence[CaseFile]
+    answer: Callable[[str], str] = lambda prompt: ""
+    """Of the reflecting model."""
+    agent: Agent = Agent("bob", "", "Help.")
+    genome: Genome = CONFIGURED
+    tools: Sequence[Tool] = ()
+    traces: Sequence[RunTrace] = ()
+    budget: int = 10_000
+    """Runs of cases."""
+    runs: int = 0
+    prompts: list[str] = field(default_factory=list[str])
+    """What the reflecting model was asked."""
+
+    @property
+    def context(self) -> ProposerContext:
+        return ProposerContext(
+            self.agent, self.genome, self.tools, self.cases, self.traces, self.evaluate, self.ask
         )
-    finally:
-        await database.close()
+
+    async def evaluate(self, genome: Genome, names: Sequence[str]) -> Evaluation:
+        chosen = [case for case in self.cases if not names or case.name in names]
+        if self.runs + len(chosen) > self.budget:
+            raise CampaignBudgetSpent("the runs of today are spent")
+        self.runs += len(chosen)
+        return await evaluate(chosen, lambda case, _: self._open(case, genome))
+
+    async def ask(self, prompt: str) -> str:
+        self.prompts.append(prompt)
+        return self.answer(prompt)
+
+    async def proposals(self, proposer: Proposer) -> list[Proposal]:
+        return [proposal async for proposal in proposer.propose(self.context)]
+
+    @asynccontextmanager
+    async def _open(self, case: CaseFile, genome: Genome) -> AsyncGenerator[CaseRun]:
+        agent, recorded = tune(self.agent, genome), RecordedResults(case)
+        executor = _TunedResults(recorded, genome)
+        ports = Ports(RuleModel(self.rule), executor, Autonomy(Level.FULL))
+        state = new_run([SystemMessage(agent.prompt), user(case.case.message)])
+        yield CaseRun(state, ports, agent.settings, FakeOps(), recorded)
 
 
-class FixedProposer:
-    """Proposes what it was given."""
-
-    name = "numbers"
-
-    def __init__(self, *proposals: Proposal) -> None:
-        self.proposals = proposals or (BETTER,)
-        self.rounds = 0
-
-    async def propose(self, context: ProposerContext) -> AsyncIterator[Proposal]:
-        """All of them, in order."""
-        self.rounds += 1
-        for proposal in self.proposals:
-            yield proposal
-
-
-async def passes(candidate: Candidate) -> StageResult:
-    """A stage that everything passes."""
-    return StageResult(passed=True, evidence={"spent": {"runs": 2, "cost": 0.25}})
-
-
-async def never_broken(candidate: Candidate, since: float) -> str:
-    """No bound is ever broken."""
-    return ""
-
-
-async def context_of(_: str, genome: Genome) -> tuple[ProposerContext, SpendingMeter]:
-    """A context without cases, runs or a model."""
-
-    async def evaluate(tried: Genome, names: Sequence[str]) -> Evaluation:
-        raise AssertionError("no case")
-
-    async def ask(prompt: str) -> str:
-        raise AssertionError("no model")
-
-    context = ProposerContext(
-        agent=Agent(AGENT, "scripted/model"), genome=genome, tools=(), cases=(), traces=(),
-        evaluate=evaluate, ask=ask,
-    )  # fmt: skip
-    return context, SpendingMeter()
-
-
-def engine_of(
-    lineage: GenomeLineage,
-    *proposals: Proposal,
-    settings: AgentEvolution = ON,
-    checks: Mapping[Stage, StageCheck] | None = None,
-    now: Callable[[], float] = lambda: 1_000.0,
-    seen: list[LineageEntry] | None = None,
-    **parts: Any,
-) -> EvolutionEngine:
-    """An engine whose stages pass, unless others are given."""
-    judged = {stage: passes for stage in STAGES if stage is not Stage.APPROVAL}
-    return EvolutionEngine(
-        AGENT, lineage, lambda: settings,
-        **{
-            "proposers": [FixedProposer(*proposals)],
-            "open_context": context_of,
-            "checks": {**judged, **(checks or {})},
-            "watch": never_broken,
-            "on_entry": (lambda entry: None) if seen is None else seen.append,
-            "clock": now,
-            **parts,
-        },
-    )  # fmt: skip
+async def trace_of(
+    run: str,
+    message: str | Sequence[Message],
+    executor: Any,
+    *replies: Reply,
+    rating: str = "",
+) -> RunTrace:
+    """A recorded run with these replies of the model."""
+    ports = Ports(Scripted(*replies), executor, Autonomy(Level.FULL))
+    records = tuple([record async for record in watch(message, ports)])
+    fold = OutcomeFold()
+    for record in records:
+        fold.receive(record)
+    return RunTrace(run=run, outcome=fold.outcome(), records=records, rating=rating)
