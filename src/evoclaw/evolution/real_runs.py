@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from evoclaw.core.events import Record, RunStarted, StopReason
 from evoclaw.core.labels import LOCAL_PRINCIPAL
-from evoclaw.core.messages import UserMessage
+from evoclaw.core.messages import Reply, ToolResult, UserMessage
 from evoclaw.evolution.outcomes import OutcomeFold
 from evoclaw.evolution.proposals import RunTrace
 from evoclaw.evolution.rollout import RunFigures
@@ -109,7 +109,10 @@ class RealRuns:
 
 
 def first_input(records: tuple[Record, ...]) -> str:
-    """What the user said, if that is all that a run started with; else empty."""
+    """What the user said, if the run is the first one of its session; else empty."""
     started = next((r.event for r in records if isinstance(r.event, RunStarted)), None)
-    said = [m.text for m in started.messages if isinstance(m, UserMessage)] if started else []
-    return said[0] if len(said) == 1 else ""
+    if started is None or any(isinstance(m, Reply | ToolResult) for m in started.messages):
+        return ""
+    # Notes from the memory come before it.
+    said = [m.text for m in started.messages if isinstance(m, UserMessage)]
+    return said[-1] if said else ""

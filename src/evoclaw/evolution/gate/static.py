@@ -104,7 +104,15 @@ def _texts(genome: Genome) -> list[str]:
     found = [genome.prompt, *genome.notes, *genome.skill_texts.values()]
     for text in genome.tools.values():
         found += [text.description, *text.examples]
-    names = (*genome.skill_texts, *genome.tools, *(genome.skills or ()), *genome.models)
+    for skill in genome.new_skills.values():
+        found += [skill.description, skill.instructions]
+    names = (
+        *genome.skill_texts,
+        *genome.new_skills,
+        *genome.tools,
+        *(genome.skills or ()),
+        *genome.models,
+    )
     return [text for text in (*found, *names) if text]
 
 
