@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -87,7 +88,5 @@ if __name__ == "__main__":
     port = int(sys.argv[1]) if len(sys.argv) > 1 else 8123
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     print(f"http://127.0.0.1:{server.server_port}/v1", flush=True)
-    try:
+    with suppress(KeyboardInterrupt):
         server.serve_forever()
-    except KeyboardInterrupt:
-        pass

@@ -23,6 +23,7 @@ from evoclaw.evolution.engine import EvolutionStopped
 from evoclaw.evolution.lineage import GenomeLineage, LineageEntry, entry_hash
 from evoclaw.evolution.proposals import Proposal
 from evoclaw.store.genomes import GenomeChanged
+from tests.support.databases import Place
 from tests.support.evolution_engines import (
     AGENT,
     BETTER,
@@ -33,7 +34,6 @@ from tests.support.evolution_engines import (
     open_lineage,
     passes,
 )
-from tests.support.databases import Place
 
 
 async def problems(lineage: GenomeLineage) -> list[str]:
@@ -287,26 +287,28 @@ async def test_the_verifier_finds_stages_in_another_order(place: Place) -> None:
         assert any("out of order" in problem for problem in found), found
 
 
+def no_proof(proposal: LineageEntry) -> dict[str, JSON]:
+    return {}
+
+
+def signed_by_the_orchestrator(proposal: LineageEntry) -> dict[str, JSON]:
+    signature = KEY.sign_approval(entry_hash(proposal))
+    return {"approval": "key", "key": KEY.public_key, "signature": signature}
+
+
+def signed_for_another(proposal: LineageEntry) -> dict[str, JSON]:
+    signature = OTHER_KEY.sign_approval("0" * 64)
+    return {"approval": "key", "key": OTHER_KEY.public_key, "signature": signature}
+
+
 @pytest.mark.parametrize(
     ("proof", "problem"),
     [
-        (lambda p: {}, "neither a person's nor a key's"),
-        (
-            lambda p: {
-                "approval": "key", "key": KEY.public_key,
-                "signature": KEY.sign_approval(entry_hash(p)),
-            },
-            "the key that signs the lineage",
-        ),
-        (
-            lambda p: {
-                "approval": "key", "key": OTHER_KEY.public_key,
-                "signature": OTHER_KEY.sign_approval("0" * 64),
-            },
-            "signature of the approval is wrong",
-        ),
+        (no_proof, "neither a person's nor a key's"),
+        (signed_by_the_orchestrator, "the key that signs the lineage"),
+        (signed_for_another, "signature of the approval is wrong"),
     ],
-)  # fmt: skip
+)
 async def test_the_verifier_finds_an_approval_that_is_none(
     place: Place, proof: Any, problem: str
 ) -> None:
