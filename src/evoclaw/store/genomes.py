@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -53,10 +55,27 @@ CURRENT = """
 SELECT agent, digest FROM genome_entries e WHERE number = (
     SELECT max(number) FROM genome_entries WHERE agent = e.agent AND version IS NOT NULL)
 """
+HAS_VERSION = "SELECT 1 FROM genome_entries WHERE agent = ? AND version IS NOT NULL LIMIT 1"
 PUT = f"""
 INSERT INTO genome_entries ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (agent, number) DO NOTHING
 """
+
+
+def has_genome(path: Path, agent: str) -> bool:
+    """Whether an agent has a genome in an SQLite database, without opening it as a store.
+
+    False if there is no such file, or no table of genomes in it.
+    """
+    if not path.is_file():
+        return False
+    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+    try:
+        return connection.execute(HAS_VERSION, (agent,)).fetchone() is not None
+    except sqlite3.OperationalError:
+        return False  # a database that never had genomes
+    finally:
+        connection.close()
 
 
 class StoredEntry(Struct, frozen=True):
