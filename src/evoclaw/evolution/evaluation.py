@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
 from msgspec import Struct
 
 from evoclaw.core.agent import LoopSettings
@@ -19,6 +20,7 @@ from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.events import CallFinished, CallStarted, RunFinished, StopReason
 from evoclaw.core.loop import run_loop
+from evoclaw.core.messages import JSON
 from evoclaw.core.ops import ExecOps
 from evoclaw.core.ports import Ports
 from evoclaw.core.run import Bus, recorded
@@ -145,6 +147,18 @@ def summed_up(attempts: Sequence[Attempt]) -> Evaluation:
         cost=sum(known) if len(known) == len(costs) else None,
         coverage=sum(share * count for share, count in covered) / calls if calls else None,
     )
+
+
+def lineage_scores(done: Evaluation, release: str = "") -> dict[str, JSON]:
+    """What the lineage records of an evaluation: the figures, not the runs."""
+    scores: dict[str, JSON] = {
+        **msgspec.to_builtins(done.total),
+        "cases": msgspec.to_builtins(done.cases),
+        "splits": msgspec.to_builtins(done.splits),
+        "cost": done.cost,
+        "coverage": done.coverage,
+    }
+    return scores | ({"release": release} if release else {})
 
 
 def _rates(attempts: Sequence[Attempt], key: Callable[[Attempt], str]) -> dict[str, Rate]:

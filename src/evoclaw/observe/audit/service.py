@@ -83,6 +83,27 @@ class AuditService:
         context = AuditContext(principal=principal, agent_id=agent)
         self.audit.record("genome", context, version=version, digest=digest, reason=reason)
 
+    def record_candidate(
+        self, principal: Principal, agent: str, candidate: int, decision: str, reason: str
+    ) -> None:
+        """Write a person's decision on a candidate genome to the audit."""
+        context = AuditContext(principal=principal, agent_id=agent)
+        self.audit.record(
+            "candidate", context, candidate=candidate, decision=decision, reason=reason
+        )
+
+    def record_evaluation(
+        self, principal: Principal, agent: str, evaluation: str, decision: str
+    ) -> None:
+        """Write that an evaluation was started or cancelled to the audit."""
+        context = AuditContext(principal=principal, agent_id=agent)
+        self.audit.record("evaluation", context, evaluation=evaluation, decision=decision)
+
+    def record_case(self, principal: Principal, agent: str, case: str, run_id: str) -> None:
+        """Write that a case was made from a run to the audit."""
+        context = AuditContext(principal=principal, agent_id=agent)
+        self.audit.record("case", context, case=case, run_id=run_id)
+
     def record_refusal(self, refusal: RefusedRequest) -> None:
         """Write a refused request to the audit; a failure is only logged."""
         principal = Principal(refusal.tenant or "local", refusal.user)
