@@ -73,10 +73,15 @@ class Rate(Struct, frozen=True):
     """A share of attempts, with its 95 % interval (Wilson)."""
 
     passed: int
+    """Attempts that passed."""
     attempts: int
+    """All attempts."""
     rate: float
+    """The share that passed."""
     low: float
+    """The lower end of the interval."""
     high: float
+    """The upper end of the interval."""
 
 
 class Evaluation(Struct, frozen=True, kw_only=True):

@@ -89,9 +89,11 @@ class BackgroundEvaluation(Struct, frozen=True, kw_only=True):
     """An evaluation that the service runs, or ran."""
 
     id: str
+    """Identifies it among the evaluations of its agent."""
     agent: str
     """Whose genome is evaluated."""
     state: EvaluationState
+    """Where it is."""
     by: str
     """Who started it."""
     version: int | None
