@@ -121,7 +121,7 @@ class NewCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who may see it."""
 
 
-class AgentEvolution(Struct, frozen=True, kw_only=True):
+class EvolutionStatus(Struct, frozen=True, kw_only=True):
     """Where the genome of an agent is."""
 
     agent: str
@@ -141,7 +141,7 @@ class AgentEvolution(Struct, frozen=True, kw_only=True):
 class EvolutionOverview(Struct, frozen=True):
     """Where the genomes of all agents are."""
 
-    items: tuple[AgentEvolution, ...]
+    items: tuple[EvolutionStatus, ...]
     """One for each agent."""
 
 
@@ -149,7 +149,7 @@ class EvolutionOverview(Struct, frozen=True):
 async def show_evolution(parts: InjectedDependencies, caller: InjectedCaller) -> EvolutionOverview:
     """Show where the genome of each agent is: its version, candidates and last evaluation."""
     lineage, service = lineage_for(parts, caller), require(parts.evaluations, "evaluations")
-    items: list[AgentEvolution] = []
+    items: list[EvolutionStatus] = []
     for name in require(parts.conversations, "agents").agents:
         entries = await lineage.history(name)
         items.append(_evolution(name, entries, await service.list(name, entries)))
@@ -158,11 +158,11 @@ async def show_evolution(parts: InjectedDependencies, caller: InjectedCaller) ->
 
 def _evolution(
     name: str, entries: Sequence[LineageEntry], evaluations: Sequence[BackgroundEvaluation]
-) -> AgentEvolution:
+) -> EvolutionStatus:
     candidates = fold_candidates(entries).values()
     results = [entry for entry in entries if entry.kind == "evaluation"]
     versions = [entry.version for entry in entries if entry.version is not None]
-    return AgentEvolution(
+    return EvolutionStatus(
         agent=name,
         version=versions[-1] if versions else 0,
         candidates=sum(candidate.state is CandidateState.OPEN for candidate in candidates),

@@ -33,7 +33,7 @@ export async function mount(root, args, signal) {
     signal);
 }
 
-/** @type {Column<Api.AgentEvolution>[]} */
+/** @type {Column<Api.EvolutionStatus>[]} */
 const COLUMNS = [
   { title: "Agent", main: true, cell: (one) =>
     h("a", { href: evolutionLink(one.agent) }, one.agent) },

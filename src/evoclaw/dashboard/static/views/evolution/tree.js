@@ -1,5 +1,6 @@
 // @ts-check
-// The lineage of a genome as a tree: a node for each content, below the one that it was made from.
+// The lineage of a genome as a tree: a node for each content, after the one that it was made from.
+// The line of versions that leads on stays at one level; the others are indented.
 
 import { h, oneLine } from "../../dom.js";
 import { may } from "../../live.js";
@@ -24,9 +25,18 @@ export function lineageTree(found, rollBack) {
   const root = treeOf(found);
   const current = found.entries.findLast((entry) => entry.version)?.version || 0;
   const mayRollBack = may("evolution:write") && may("human");
-  /** @param {Node} node @returns {Child} */
-  const branch = (node) => h("li", null,
-    described(node, found, current, mayRollBack ? rollBack : null), below(node, branch));
+  /** A node, and those that lead on from it. @param {Node|undefined} node @returns {Child[]} */
+  const branch = (node) => {
+    /** @type {Child[]} */
+    const items = [];
+    for (let at = node; at;) {
+      const next = at.children.findLast((one) => one.versions.length);
+      items.push(h("li", null, described(at, found, current, mayRollBack ? rollBack : null),
+        below(at.children.filter((one) => one !== next), branch)));
+      at = next;
+    }
+    return items;
+  };
   return h("ul", { class: "lineage", "aria-label": `Lineage of ${found.agent}` }, branch(root));
 }
 
@@ -50,11 +60,11 @@ function treeOf({ entries, candidates }) {
   return root;
 }
 
-/** @param {Node} node @param {(node: Node) => Child} branch */
-function below(node, branch) {
-  if (!node.children.length) return null;
-  const versions = node.children.filter((one) => one.versions.length);
-  const others = node.children.filter((one) => !one.versions.length).reverse();
+/** @param {Node[]} children @param {(node: Node) => Child[]} branch */
+function below(children, branch) {
+  if (!children.length) return null;
+  const versions = children.filter((one) => one.versions.length);
+  const others = children.filter((one) => !one.versions.length).reverse();
   const shown = others.slice(0, MAX_CANDIDATES), rest = others.slice(MAX_CANDIDATES);
   return [h("ul", null, versions.map(branch), shown.map(branch)),
     rest.length > 0 && fold(`${rest.length} older candidates`, () => h("ul", null,
@@ -76,10 +86,13 @@ function described(node, found, current, rollBack) {
   const { candidate } = node;
   return h("div", { class: "lineage-node" },
     h("div", { class: "row" },
-      h("strong", null, isVersion ? nameOf(node, numbers) : `Candidate ${candidate?.number}`),
+      isVersion ? h("strong", null, nameOf(node, numbers)) : h("strong", null,
+        h("a", { href: evolutionLink(found.agent, candidate?.number) },
+          `Candidate ${candidate?.number}`)),
       isCurrent && badge("good", "current"),
-      candidate && h("a", { href: evolutionLink(found.agent, candidate.number) },
-        isVersion ? `candidate ${candidate.number}` : "show", " ", candidateBadge(candidate)),
+      candidate && isVersion && h("a", { href: evolutionLink(found.agent, candidate.number) },
+        `candidate ${candidate.number}`),
+      candidate && candidateBadge(candidate),
       result && h("span", { class: "small" }, `${rateText(result.total)} passed`),
       isVersion && !isCurrent && rollBack && button("Roll back to it…", () => rollBack(wanted),
         { label: `Roll back to ${versionName(wanted)}` })),
