@@ -76,10 +76,11 @@ async def test_a_person_approves_or_rejects_what_waits_for_a_person(tmp_path: Pa
         assert (rejected.status, rejected.json["state"]) == (200, "rejected")
         assert rejected.json["stages"][-1] | {"at": 0} == {
             "stage": "approval", "passed": False, "by": "ann", "at": 0, "reason": "rude",
-            "evidence": {},
+            "evidence": {"approval": "person"},
         }  # fmt: skip
-        again = await ann.post(path, {"decision": "approve"})
-        assert (again.status, again.code) == (409, "not_waiting")
+        for decision in ("approve", "reject"):
+            again = await ann.post(path, {"decision": decision, "reason": "again"})
+            assert (again.status, again.code) == (409, "not_waiting")
         assert "is rejected" in again.json["error"]["message"]
 
         path = f"{CANDIDATES}/{good.number}/decision"
@@ -89,10 +90,10 @@ async def test_a_person_approves_or_rejects_what_waits_for_a_person(tmp_path: Pa
         approved = await ann.post(path, {"decision": "approve", "after": last})
         assert (approved.status, approved.json["stage"]) == (200, "shadow")
         up.house.audit.flush()
-        found = (await ann.get("/v1/audit?kind=candidate")).json["items"]
-        assert sorted((one["decision"], one["candidate"]) for one in found) == [
-            ("approve", good.number),
-            ("reject", bad.number),
+        found = (await ann.get("/v1/audit?kind=evolution")).json["items"]
+        assert sorted((one["passed"], one["candidate"], one["user"]) for one in found) == [
+            (False, bad.number, "ann"),
+            (True, good.number, "ann"),
         ]
 
 
@@ -103,11 +104,15 @@ async def test_a_decision_at_another_stage_is_refused_with_where_it_is(tmp_path:
         path = f"{CANDIDATES}/{candidate.number}/decision"
         early = await ann.post(path, {"decision": "approve"})
         assert (early.status, early.code) == (409, "not_waiting")
-        assert "is at the stage static" in early.json["error"]["message"]
+        assert "at the stage static" in early.json["error"]["message"]
         assert len(await lineage.history("helper")) == 1
         await lineage.change("helper", {"prompt": "Other."}, by="ann")
         late = await ann.post(path, {"decision": "approve"})
         assert "is superseded" in late.json["error"]["message"]
+        other = await propose(lineage, "Be calm.")
+        path = f"{CANDIDATES}/{other.number}/decision"
+        rejected = await ann.post(path, {"decision": "reject", "reason": "no need"})
+        assert (rejected.status, rejected.json["stages"][0]["stage"]) == (200, "static")
         wrong = await ann.post(path, {"decision": "maybe"})
         assert wrong.status == 422
 

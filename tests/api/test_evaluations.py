@@ -64,7 +64,7 @@ async def test_an_evaluation_runs_in_the_background_and_its_result_is_in_the_lin
         assert overview["result"]["number"] == results[-1]["number"]
         assert (overview["version"], overview["evaluating"]) == (1, False)
         up.house.audit.flush()
-        audited = (await ann.get("/v1/audit?kind=evaluation")).json["items"]
+        audited = (await ann.get("/v1/audit?kind=evolution")).json["items"]
         assert [one["decision"] for one in audited] == ["start"] * 3
 
 

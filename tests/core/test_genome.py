@@ -29,7 +29,8 @@ def test_a_genome_has_these_fields_and_no_others() -> None:
     names = [field.name for field in fields(Genome)]
     assert names == [
         "prompt", "notes", "temperature", "max_turns", "call_seconds", "run_seconds",
-        "concurrency", "skills", "skill_texts", "tools", "models", "version", "restored",
+        "concurrency", "skills", "skill_texts", "new_skills", "tools", "models", "version",
+        "restored",
     ]  # fmt: skip
     assert [*GENOME_RULES, "version", "restored"] == names
     assert {*EDGE_TUNABLES, *AGENT_TUNABLES} == set(GENOME_RULES), "each is used somewhere"
@@ -53,6 +54,11 @@ def test_what_governs_an_agent_cannot_be_in_a_patch(key: str) -> None:
     [
         ("skill_texts", {"a": ""}),
         ("skill_texts", {"a": "x" * 32_001}),
+        ("new_skills", {"Big": {"description": "x", "instructions": "y"}}),
+        ("new_skills", {"a/../b": {"description": "x", "instructions": "y"}}),
+        ("new_skills", {"a": {"description": "x"}}),
+        ("new_skills", {"a": {"description": "x", "instructions": "y", "programs": []}}),
+        ("new_skills", {"a": {"description": "x", "instructions": "y", "allowed_tools": ["*"]}}),
         ("tools", {"read": {"permissions": ["shell"]}}),
         ("tools", {"read": {"examples": ["x"] * 11}}),
         ("tools", []),

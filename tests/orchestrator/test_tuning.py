@@ -8,7 +8,7 @@ from msgspec.structs import asdict, replace
 
 from evoclaw.core.agent import Agent, LoopSettings
 from evoclaw.core.errors import ToolFailure
-from evoclaw.core.genome import CONFIGURED, Genome, ToolText
+from evoclaw.core.genome import CONFIGURED, Genome, NewSkill, ToolText
 from evoclaw.core.tools import Tool
 from evoclaw.orchestrator.agents.tuning import GenomeTools, check_genome, tune
 
@@ -50,6 +50,7 @@ def test_no_genome_changes_what_an_agent_may_do() -> None:
     genome = Genome(
         prompt="x", notes=("y",), temperature=1, max_turns=1, call_seconds=1, run_seconds=1,
         skills=(), skill_texts={"a": "b"}, tools={"bash": ToolText("c")}, models=("huge",),
+        new_skills={"c": NewSkill("d", "e")},
     )  # fmt: skip
     tuned = tune(AGENT, genome)
     changed = {name for name, value in asdict(tuned).items() if value != getattr(AGENT, name)}
@@ -66,8 +67,17 @@ def test_a_genome_beyond_the_configuration_is_refused_with_the_reason() -> None:
     assert "above the configured limit of 60" in refusal(Genome(run_seconds=61))
     assert "its models: big, small" in refusal(Genome(models=("huge",)))
     assert "no skill 'b'; its skills: a" in refusal(Genome(skill_texts={"b": "x"}))
+    new = {"a": NewSkill("x", "y")}
+    assert "has a skill 'a' already" in refusal(Genome(new_skills=new))
     fits = Genome(max_turns=5, call_seconds=1, models=("small", "big"), skills=("a",))
     check_genome(AGENT, fits, skills=["a"], default_model="big")
+
+
+def test_a_new_skill_must_not_look_like_one_that_the_agent_has() -> None:
+    genome = Genome(new_skills={"mai1": NewSkill("x", "y")}, skills=("mai1",))
+    check_genome(AGENT, genome, skills=["post"], default_model="big")
+    with pytest.raises(ToolFailure, match="'mai1' looks like 'mail'"):
+        check_genome(AGENT, genome, skills=["mail"], default_model="big")
 
 
 def test_the_model_reads_the_genomes_descriptions_of_tools() -> None:

@@ -97,15 +97,23 @@ async def test_skills_of_a_genome_take_effect(tmp_path: Path) -> None:
         for name in ("hello", "other"):
             write_skill(folder, name, SKILL_md=guide(name))
         file = tmp_path / "patch.json"
-        file.write_text('{"skills": ["hello"], "skill_texts": {"hello": "Bow first."}}')
+        new = {"waltz": {"description": "At a ball.", "instructions": "Count to three."}}
+        patch = {
+            "skills": ["hello", "waltz"],
+            "skill_texts": {"hello": "Bow first."},
+            "new_skills": new,
+        }
+        file.write_text(json.dumps(patch))
         ran = await place.type("genome", "set", "evoclaw", "--file", str(file))
         assert ran.code == exits.OK, ran.err
-        message = 'call skill {"name": "hello"} && call skill {"name": "other"}\nsay done'
-        _, body = await ask(place, message)
+        wanted = [f'call skill {{"name": "{name}"}}' for name in ("hello", "other", "waltz")]
+        _, body = await ask(place, " && ".join(wanted) + "\nsay done")
         assert "- hello:" in system(body) and "- other:" not in system(body)
+        assert "- waltz: At a ball." in system(body)
         results = [m["content"] for m in body["messages"] if m["role"] == "tool"]
         assert "Bow first." in results[0]
-        assert results[1] == "Unknown skill 'other'; known: hello."
+        assert results[1] == "Unknown skill 'other'; known: hello, waltz."
+        assert results[2] == "# Skill waltz@0\n\nCount to three."
 
 
 async def test_a_change_that_is_not_allowed_is_refused_in_one_sentence(tmp_path: Path) -> None:

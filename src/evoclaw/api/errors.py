@@ -24,6 +24,7 @@ from evoclaw.core.errors import (
     ProviderErrorKind,
 )
 from evoclaw.core.messages import JSON
+from evoclaw.evolution.approval import ApprovalRefused
 from evoclaw.evolution.evaluation_service import (
     EvaluationEnded,
     EvaluationNotFound,
@@ -141,6 +142,7 @@ _STATUS_BY_ERROR: Mapping[type[EvoClawError], tuple[int, str]] = {
     AgentNotFound: (404, "not_found"),
     GenomeNotFound: (404, "not_found"),
     GenomeChanged: (409, "genome_changed"),
+    ApprovalRefused: (409, "not_waiting"),
     SealedOpened: (409, "opened_before"),
     EvaluationNotFound: (404, "not_found"),
     EvaluationRunning: (409, "busy"),

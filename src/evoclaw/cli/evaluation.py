@@ -94,7 +94,7 @@ async def _evaluate(
             if Split.SEALED in wanted:
                 if why := identify_answerer().refusal_reason("local"):
                     raise ConfigError(why)
-                await lineage.open_sealed(agent, genome, release, by=_user())
+                await lineage.open_sealed(agent, genome, release, by=current_user())
             done = await evaluate(
                 chosen,
                 runner.open_run,
@@ -102,7 +102,8 @@ async def _evaluate(
                 parallel=parallel,
                 on_attempt=_progress(len(chosen) * repeat),
             )
-        await lineage.add_evaluation(agent, genome, lineage_scores(done, release), by=_user())
+        scores = lineage_scores(done, release)
+        await lineage.add_evaluation(agent, genome, scores, by=current_user())
     return done
 
 
@@ -128,7 +129,8 @@ def _cases(agent: str, names: tuple[str, ...], splits: Sequence[Split]) -> list[
     return chosen_cases(found, agent, names, splits)
 
 
-def _user() -> str:
+def current_user() -> str:
+    """The name of the user of this process, for the lineage."""
     import getpass
 
     try:

@@ -18,6 +18,7 @@ from evoclaw.core.messages import JSON
 SkillName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
 _Note: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1_000)]
 _SkillText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=32_000)]
+_NewSkillName: TypeAlias = Annotated[str, Meta(max_length=64, pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
 _ToolName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)]
 _ModelName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200)]
 
@@ -29,6 +30,15 @@ class ToolText(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tr
     """Empty: the tool's own."""
     examples: Annotated[tuple[_Note, ...], Meta(max_length=10)] = ()
     """Calls, shown after the description."""
+
+
+class NewSkill(Struct, frozen=True, forbid_unknown_fields=True):
+    """A skill that only a genome has: instructions, without programs, files or permissions."""
+
+    description: Annotated[str, Meta(min_length=1, max_length=300)]
+    """When to use it, in one line."""
+    instructions: _SkillText
+    """What the model reads when it loads the skill."""
 
 
 class Genome(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,6 +62,8 @@ class Genome(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The enabled skills; None is all."""
     skill_texts: Annotated[dict[SkillName, _SkillText], Meta(max_length=20)] = {}
     """Instructions of skills, instead of those in their folders."""
+    new_skills: Annotated[dict[_NewSkillName, NewSkill], Meta(max_length=20)] = {}
+    """Skills without a folder; one of a folder with the same name is used instead."""
     tools: Annotated[dict[_ToolName, ToolText], Meta(max_length=200)] = {}
     """What the model reads about tools."""
     models: Annotated[tuple[_ModelName, ...], Meta(max_length=20)] = ()
@@ -93,6 +105,8 @@ GENOME_RULES: Mapping[str, str] = {
     "concurrency": "a whole number from 1 to 64, or null",
     "skills": "a list of at most 200 names, or null for all",
     "skill_texts": "an object of at most 20 skills, each with a text of at most 32000 characters",
+    "new_skills": "an object of at most 20 skills, named with a-z, 0-9 and single hyphens, each "
+    "with a `description` of at most 300 characters and `instructions` of at most 32000",
     "tools": "an object of at most 200 tools, each with a `description` of at most 4000 "
     "characters, a list of at most 10 `examples`, or both",
     "models": "a list of at most 20 names",

@@ -51,9 +51,17 @@ def genome_refused(text: str) -> ToolFailure:
 
 
 def check_skills(genome: Genome, known: Collection[str]) -> None:
-    """Refuse skills that the agent does not have: to name them would do nothing."""
-    named = (*(genome.skills or ()), *genome.skill_texts)
-    if unknown := [name for name in named if name not in known]:
+    """Refuse skills that the agent does not have: to name them would do nothing.
+
+    A new skill must not have the name of one that the agent has.
+    """
+    if taken := [name for name in genome.new_skills if name in known]:
+        raise genome_refused(
+            f"This agent has a skill {taken[0]!r} already: change its text with 'skill_texts', or "
+            "choose another name. Nothing was changed."
+        )
+    enabled = [name for name in genome.skills or () if name not in genome.new_skills]
+    if unknown := [name for name in (*enabled, *genome.skill_texts) if name not in known]:
         has = ", ".join(sorted(known)) or "none"
         raise genome_refused(
             f"This agent has no skill {', '.join(map(repr, unknown))}; its skills: {has}. "

@@ -15,16 +15,6 @@ declare namespace Api {
     kinds: JsonObject<SpendingView>;
   }
 
-  /** Where the genome of an agent is. */
-  interface AgentEvolution {
-    agent: string;
-    version: number;
-    candidates: number;
-    waiting: Array<number>;
-    evaluating: boolean;
-    result: EvaluationResult | null;
-  }
-
   /** All agents, in the order of the configuration; the first is the default. */
   interface AgentList {
     agents: Array<AgentView>;
@@ -520,7 +510,17 @@ declare namespace Api {
 
   /** Where the genomes of all agents are. */
   interface EvolutionOverview {
-    items: Array<AgentEvolution>;
+    items: Array<EvolutionStatus>;
+  }
+
+  /** Where the genome of an agent is. */
+  interface EvolutionStatus {
+    agent: string;
+    version: number;
+    candidates: number;
+    waiting: Array<number>;
+    evaluating: boolean;
+    result: EvaluationResult | null;
   }
 
   /** Replies that could not be delivered, the newest first. */
@@ -618,7 +618,7 @@ declare namespace Api {
     prev: string;
     at: number;
     key: string;
-    kind: "change" | "evaluation" | "opening" | "proposal" | "rollback" | "verdict";
+    kind: "campaign" | "change" | "evaluation" | "opening" | "proposal" | "rollback" | "verdict";
     digest: string;
     by: string;
     version?: number | null;

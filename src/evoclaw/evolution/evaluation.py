@@ -20,11 +20,12 @@ from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.events import CallFinished, CallStarted, RunFinished, StopReason
 from evoclaw.core.loop import run_loop
-from evoclaw.core.messages import JSON
+from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.core.ops import ExecOps
 from evoclaw.core.ports import Ports
 from evoclaw.core.run import Bus, recorded
 from evoclaw.core.state import RunState
+from evoclaw.core.truncate import truncate_middle
 from evoclaw.evolution.cases import CaseFile, Split
 from evoclaw.evolution.checks import MadeCall, RunToCheck
 from evoclaw.evolution.outcomes import OutcomeFold
@@ -32,6 +33,8 @@ from evoclaw.evolution.recorded_results import RecordedResults
 
 CONFIDENCE_Z = 1.959964
 """Of a 95 % interval."""
+MAX_TRANSCRIPT_LINES, MAX_LINE_CHARS, MAX_ANSWER_CHARS = 40, 300, 1_000
+"""Of the transcript of an attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,10 @@ class Attempt(Struct, frozen=True, kw_only=True):
     """In US dollars; null if the price is unknown."""
     coverage: float | None
     """The share of calls that were answered from the record; null if calls were executed."""
+    denied: int = 0
+    """Calls that a policy denied."""
+    transcript: str = ""
+    """What the run did, shortened: calls, the first words of errors, the answer."""
 
 
 class Rate(Struct, frozen=True):
@@ -194,6 +201,7 @@ async def _run_and_check(case: CaseFile, run: CaseRun, workspace: Path) -> Attem
     fold, answer = OutcomeFold(), ""
     started: dict[str, CallStarted] = {}
     made: list[MadeCall] = []
+    lines: list[str] = []
     deadline = Deadline(min(case.case.seconds, run.settings.max_seconds))
     bus = Bus(run.state.run_id, run.ports.sinks)
     events = run_loop(run.state, run.ports, run.settings, deadline)
@@ -203,9 +211,11 @@ async def _run_and_check(case: CaseFile, run: CaseRun, workspace: Path) -> Attem
             event = record.event
             if isinstance(event, CallStarted):
                 started[event.call_id] = event
-            elif isinstance(event, CallFinished) and event.result.call_id in started:
-                call = started[event.result.call_id]
-                made.append(MadeCall(call.name, call.arguments, event.result.error is None))
+            elif isinstance(event, CallFinished):
+                call = started.get(event.result.call_id)
+                lines.append(_call_line(event.result, call))
+                if call is not None:
+                    made.append(MadeCall(call.name, call.arguments, event.result.error is None))
             elif isinstance(event, RunFinished):
                 answer = event.text
     outcome = fold.outcome()
@@ -218,8 +228,23 @@ async def _run_and_check(case: CaseFile, run: CaseRun, workspace: Path) -> Attem
     return Attempt(
         case=case.name, split=case.case.split, passed=not problems, problems=tuple(problems),
         stop=outcome.stop, turns=outcome.turns, calls=len(made), cost=outcome.cost,
-        coverage=None if run.recorded is None else run.recorded.coverage,
+        coverage=None if run.recorded is None else run.recorded.coverage, denied=outcome.denied,
+        transcript=_transcript(lines, answer),
     )  # fmt: skip
+
+
+def _call_line(result: ToolResult, call: CallStarted | None) -> str:
+    """A call, and how it ended; the result of a call that succeeded is left out."""
+    arguments = "" if call is None else msgspec.json.encode(call.arguments).decode()
+    ended = "ok" if result.error is None else f"{result.error}: {' '.join(result.text.split())}"
+    return truncate_middle(f"{result.name} {arguments} -> {ended}", MAX_LINE_CHARS)
+
+
+def _transcript(lines: Sequence[str], answer: str) -> str:
+    beyond = len(lines) - MAX_TRANSCRIPT_LINES
+    more = [f"and {beyond} more calls"] if beyond > 0 else []
+    said = f"answer: {truncate_middle(answer, MAX_ANSWER_CHARS)}"
+    return "\n".join((*lines[:MAX_TRANSCRIPT_LINES], *more, said))
 
 
 async def _problems(case: CaseFile, run: RunToCheck) -> list[str]:

@@ -18,7 +18,7 @@ from evoclaw.core.events import Record
 from evoclaw.core.genome import Genome
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Tool
-from evoclaw.evolution.cases import CaseFile
+from evoclaw.evolution.cases import CaseFile, Split
 from evoclaw.evolution.evaluation import Evaluation
 from evoclaw.evolution.outcomes import RunOutcome
 
@@ -75,6 +75,12 @@ class ProposerContext:
     """Recent runs of the agent, the newest first."""
     evaluate: EvaluateTrain
     ask: AskModel
+
+    def __post_init__(self) -> None:
+        if hidden := [case.name for case in self.cases if case.case.split is not Split.TRAIN]:
+            raise ValueError(
+                f"a proposer may see train cases only; {', '.join(hidden)} must be left out"
+            )
 
 
 class Proposer(Protocol):

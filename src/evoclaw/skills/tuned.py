@@ -1,12 +1,17 @@
-"""The skills of an agent as its genome has them: only the enabled ones, with its own texts."""
+"""The skills of an agent as its genome has them: only the enabled ones, with its own texts.
+
+A genome may have skills of its own: instructions, without programs, files or permissions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from msgspec.structs import replace
 
+from evoclaw.core.canonical_json import canonical_hash
 from evoclaw.core.genome import Genome
 from evoclaw.core.pipeline import OfferStep
 from evoclaw.core.tools import Tool
@@ -37,16 +42,35 @@ class TunedSkills:
         self._source, self._genome = source, genome
 
     def skills(self) -> tuple[Skill, ...]:
-        """The enabled skills."""
-        return tuple(self._tuned(skill) for skill in self._source.skills() if self._has(skill))
+        """The enabled skills, sorted by name."""
+        found = {skill.name: self._tuned(skill) for skill in self._source.skills()}
+        for name in self._genome.new_skills:
+            if name not in found and (new := self._new(name)) is not None:
+                found[name] = new
+        return tuple(found[name] for name in sorted(found) if self._has(name))
 
     def find(self, name: str) -> Skill | None:
         """The skill of this name, if it is enabled."""
         skill = self._source.find(name)
-        return self._tuned(skill) if skill is not None and self._has(skill) else None
+        found = self._new(name.partition("@")[0]) if skill is None else self._tuned(skill)
+        return found if found is not None and self._has(found.name) else None
 
-    def _has(self, skill: Skill) -> bool:
-        return self._genome.skills is None or skill.name in self._genome.skills
+    def _has(self, name: str) -> bool:
+        return self._genome.skills is None or name in self._genome.skills
+
+    def _new(self, name: str) -> Skill | None:
+        """A skill that only the genome has."""
+        new = self._genome.new_skills.get(name)
+        if new is None:
+            return None
+        from evoclaw.skills.loading import Skill
+        from evoclaw.skills.names import NO_VERSION
+
+        return Skill(
+            name, NO_VERSION, new.description, Path(), new.instructions, programs=(),
+            allowed_tools=None, guide=None, listing=(), file_hashes={},
+            digest=canonical_hash([name, new.description, new.instructions]),
+        )  # fmt: skip
 
     def _tuned(self, skill: Skill) -> Skill:
         text = self._genome.skill_texts.get(skill.name)

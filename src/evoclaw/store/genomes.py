@@ -48,6 +48,7 @@ BY_VERSION = f"SELECT {_COLUMNS} FROM genome_entries WHERE agent = ? AND version
 BY_DIGEST = (
     f"SELECT {_COLUMNS} FROM genome_entries WHERE agent = ? AND digest = ? ORDER BY number LIMIT 1"
 )
+LAST_NUMBERS = "SELECT agent, max(number) FROM genome_entries GROUP BY agent"
 CURRENT = """
 SELECT agent, digest FROM genome_entries e WHERE number = (
     SELECT max(number) FROM genome_entries WHERE agent = e.agent AND version IS NOT NULL)
@@ -138,10 +139,18 @@ class GenomeStore:
         """The first entry with a genome of this content."""
         return await self.database.read(lambda c: self._one(c, BY_DIGEST, agent, digest))
 
-    async def current(self) -> dict[str, str]:
-        """The digest of the current genome of each agent that has a lineage."""
-        rows = await self.database.read(lambda c: c.execute(CURRENT).fetchall(), allow_stale=True)
-        return dict(rows)
+    async def current(self) -> dict[str, tuple[int, str]]:
+        """Of each agent that has a lineage: its last number, and the digest of its current genome.
+
+        The digest is empty for the configuration.
+        """
+
+        def work(connection: Connection) -> dict[str, tuple[int, str]]:
+            digests = dict(connection.execute(CURRENT).fetchall())
+            numbers = connection.execute(LAST_NUMBERS).fetchall()
+            return {agent: (number, digests.get(agent, "")) for agent, number in numbers}
+
+        return await self.database.read(work, allow_stale=True)
 
     def _one(self, connection: Connection, statement: str, *values: object) -> StoredEntry | None:
         row = connection.execute(statement, values).fetchone()

@@ -211,8 +211,8 @@ class RunFactory:
         from evoclaw.tools.skill import SkillReader
         from evoclaw.wiring.pipelines import service_pipeline
 
-        skills = TunedSkills(self.toolbox.skill_registry, agent.genome)
-        if agent.genome.skills is not None or agent.genome.skill_texts:
+        genome, skills = agent.genome, TunedSkills(self.toolbox.skill_registry, agent.genome)
+        if genome.skills is not None or genome.skill_texts or genome.new_skills:
             injected = {**injected, SkillReader: RegistrySkillReader(skills)}
         toolbox = with_dependencies(self.toolbox, injected)
         routes = self._routes(agent, session, toolbox, on, tenant)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from evoclaw.orchestrator.sessions.conversations import Conversations
     from evoclaw.providers.cache import ProviderCache
     from evoclaw.store.databases.database import Database
+    from evoclaw.wiring.campaigns import CampaignParts
     from evoclaw.wiring.governance import Governance
     from evoclaw.wiring.run_factory import RunFactory
     from evoclaw.wiring.store import Stores
@@ -87,6 +88,7 @@ async def open_runtime(
             is a folder of the service's own.
     """
     from evoclaw.orchestrator.sessions.retention import SessionRetention
+    from evoclaw.wiring.campaigns import serving_evolution
 
     async with AsyncExitStack() as stack:
         runtime = await _build_runtime(orchestrator, stores, env, stack, workspace)
@@ -107,7 +109,20 @@ async def open_runtime(
             stores.database, runtime.run_factory.canvases, runtime.settings.store.keep_days
         )
         await stack.enter_async_context(retention.serving())
+        await stack.enter_async_context(serving_evolution(lambda: _campaign_parts(runtime, env)))
         yield runtime
+
+
+def _campaign_parts(runtime: Runtime, env: Mapping[str, str]) -> CampaignParts:
+    from evoclaw.wiring.campaigns import CampaignParts
+
+    run_factory = runtime.run_factory
+    return CampaignParts(
+        env=env, database=runtime.stores.database, agents=runtime.agents, lineage=runtime.genomes,
+        governance=run_factory.governance, provider=runtime.providers.get,
+        skills=run_factory.toolbox.skill_registry,
+        tools=lambda name: run_factory.tools(runtime.agents[name]),
+    )  # fmt: skip
 
 
 async def _build_runtime(

@@ -22,6 +22,7 @@ from evoclaw.api.routes.genomes import (
 from evoclaw.api.routes.parameters import AgentName, Reason
 from evoclaw.core.genome import CONFIGURED
 from evoclaw.core.messages import JSON
+from evoclaw.evolution.approval import approve, reject
 from evoclaw.evolution.candidates import (
     STAGES,
     Candidate,
@@ -170,49 +171,33 @@ async def decide_candidate(
     number: CandidateNumber,
     data: JSONBody[CandidateDecision],
 ) -> CandidateView:
-    """Approve or reject a candidate that waits for a person.
+    """Approve a candidate that waits for a person, or reject one at any stage.
 
     Only a person may: the token also needs the scope `human`.
     """
     lineage = editable_lineage(parts, caller)
     check_agent(parts, name)
-    passed = data.decision == "approve"
-    if not passed and not data.reason.strip():
+    if data.decision == "reject" and not data.reason.strip():
         raise ApiError(422, "invalid", "A rejection needs a reason: say why in `reason`.")
     entries = await lineage.history(name)
     if data.after is not None and data.after != len(entries):
         raise GenomeChanged(name)
-    candidate = _find(entries, number)
-    _check_waits(candidate)
-    await lineage.add_verdict(
-        name,
-        candidate.proposal,
-        Stage.APPROVAL,
-        passed=passed,
-        after=len(entries),
-        by=user_of(caller),
-        reason=data.reason,
-    )
+    _find(entries, number)
+    decide, by = approve if data.decision == "approve" else reject, user_of(caller)
+    entry = await decide(lineage, name, number, by=by, reason=data.reason)
     if parts.audit is not None:
-        parts.audit.record_candidate(caller.principal, name, number, data.decision, data.reason)
+        parts.audit.record_evolution(
+            caller.principal,
+            name,
+            entry=entry.number,
+            what=entry.kind,
+            candidate=number,
+            stage=entry.stage,
+            passed=entry.passed,
+            reason=entry.reason,
+        )
     entries = await lineage.history(name)
     return _view(_find(entries, number), entries)
-
-
-def _check_waits(candidate: Candidate) -> None:
-    """Refuse a decision on a candidate that does not wait for one."""
-    if candidate.stage is Stage.APPROVAL:
-        return
-    where = (
-        f"is at the stage {candidate.stage}"
-        if candidate.stage is not None
-        else f"is {candidate.state.replace('_', ' ')}"
-    )
-    text = (
-        f"Candidate {candidate.number} {where}: a person decides only at the stage "
-        f"{Stage.APPROVAL}. Nothing was changed."
-    )
-    raise ApiError(409, "not_waiting", text)
 
 
 def _find(entries: Iterable[LineageEntry], number: int) -> Candidate:

@@ -262,7 +262,9 @@ async def add_case(
     recording = b"".join(record_json(record) + b"\n" for record in records)
     view = await asyncio.to_thread(_write_case, folder, name, text, recording)
     if parts.audit is not None:
-        parts.audit.record_case(caller.principal, run.agent, name, run.run_id)
+        parts.audit.record_evolution(
+            caller.principal, run.agent, what="case", case=name, run_id=run.run_id
+        )
     return view
 
 
@@ -287,7 +289,9 @@ def _audit(
     parts: ApiDependencies, caller: Caller, agent: str, evaluation: str, decision: str
 ) -> None:
     if parts.audit is not None:
-        parts.audit.record_evaluation(caller.principal, agent, evaluation, decision)
+        parts.audit.record_evolution(
+            caller.principal, agent, what="evaluation", evaluation=evaluation, decision=decision
+        )
 
 
 def evaluation_results(entries: Sequence[LineageEntry]) -> list[EvaluationResult]:

@@ -14,6 +14,7 @@ from evoclaw.core.genome import Genome, ToolText, with_notes
 from evoclaw.core.genome_patches import check_skills, genome_refused
 from evoclaw.core.pipeline import OfferStep
 from evoclaw.core.tools import Tool
+from evoclaw.skills.names import skeleton
 
 
 def tune(agent: Agent, genome: Genome) -> Agent:
@@ -34,6 +35,12 @@ def check_genome(
 ) -> None:
     """Refuse a genome that the configuration of an agent does not allow, with `ToolFailure`."""
     check_skills(genome, skills)
+    alike = {skeleton(name): name for name in skills}
+    if confused := [name for name in genome.new_skills if skeleton(name) in alike]:
+        raise genome_refused(
+            f"The new skill {confused[0]!r} looks like {alike[skeleton(confused[0])]!r}, which "
+            "this agent has: choose another name. Nothing was changed."
+        )
     settings, configured = agent.settings, (agent.model or default_model).split(",")
     if unknown := [name for name in genome.models if name not in configured]:
         raise genome_refused(

@@ -55,31 +55,31 @@ function page(agent, found, path, reload) {
 
 /** @param {Api.CandidateDetail} found @param {string} path @param {() => Promise<void>} reload */
 function decision({ candidate, last }, path, reload) {
-  if (candidate.stage !== "approval") return null;
+  if (candidate.state !== "open") return null;
   if (!may("evolution:write") || !may("human")) {
     return h("p", { class: "soft small" }, "Only a person may decide: the token needs the scopes "
       + "'evolution:write' and 'human'.");
   }
+  const { number } = candidate;
   /** @param {"approve"|"reject"} decided @param {string} reason */
   const send = async (decided, reason) => {
     try {
       await post(`${path}/decision`, { decision: decided, reason, after: last });
-      toast(`Candidate ${candidate.number}: ${decided === "approve" ? "approved" : "rejected"}`);
+      toast(`Candidate ${number}: ${decided === "approve" ? "approved" : "rejected"}`);
     } finally {
       await reload(); // also if another entry came first: this shows it
     }
   };
   return h("div", { class: "row" },
-    button("Approve…", async () => {
-      const reason = await confirmed(`Approve candidate ${candidate.number}?`, "It continues with the "
-        + "shadow and canary stages, and becomes the current genome if no bound breaks there.",
+    candidate.stage === "approval" && button("Approve…", async () => {
+      const reason = await confirmed(`Approve candidate ${number}?`, "It continues with the shadow "
+        + "and canary stages, and becomes the current genome if no bound breaks there.",
       { action: "Approve", ask: "Reason (optional)", tone: "primary" });
       if (reason !== null) await send("approve", reason);
     }, { tone: "primary" }),
     button("Reject…", async () => {
-      const reason = await confirmed(`Reject candidate ${candidate.number}?`,
-        "It ends here. The reason stays in the lineage, and proposers can read it.",
-        { action: "Reject", ask: "Reason" });
+      const reason = await confirmed(`Reject candidate ${number}?`,
+        "It ends here. The reason stays in the lineage.", { action: "Reject", ask: "Reason" });
       if (reason === null) return;
       if (!reason.trim()) throw new Error("A rejection needs a reason.");
       await send("reject", reason);

@@ -1,0 +1,1 @@
+"""The proposers of genomes: what suggests changes from train cases and recorded runs."""

@@ -1,0 +1,117 @@
+"""Compares a genome with the current one on the train cases, with as few runs as possible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct
+
+from evoclaw.core.errors import ToolFailure
+from evoclaw.core.genome import AGENT_TUNABLES, CONFIGURED, Genome
+from evoclaw.core.genome_patches import merged
+from evoclaw.core.messages import JSON
+from evoclaw.evolution.evaluation import Attempt, Evaluation, summed_up
+from evoclaw.evolution.proposals import ProposerContext
+
+SAVING_SHARE = 0.1
+"""The part of the cost, or of the turns, that counts as a saving."""
+
+
+class Comparison(Struct, frozen=True, kw_only=True):
+    """A genome beside the current one, on the same train cases."""
+
+    fixed: tuple[str, ...]
+    """Cases that pass more often than before."""
+    broken: tuple[str, ...]
+    """Cases that pass less often than before."""
+    gain: float
+    """Passed cases more than before; negative: fewer."""
+    saving: float
+    """The share of the cost that is saved, or of the turns if a price is unknown or zero."""
+
+    @property
+    def is_better(self) -> bool:
+        """It passes more cases, or the same ones for clearly less."""
+        return self.gain > 0 or (self.gain == 0 and not self.broken and self.saving >= SAVING_SHARE)
+
+    def words(self) -> str:
+        """The result in words, for the reason of a proposal."""
+        parts = [f"{self.gain:+g} passed train cases"]
+        if self.fixed:
+            parts.append(f"fixed {_listed(self.fixed)}")
+        if self.broken:
+            parts.append(f"broke {_listed(self.broken)}")
+        if self.saving >= SAVING_SHARE:
+            parts.append(f"{self.saving:.0%} cheaper")
+        return ", ".join(parts)
+
+
+class TrainScores:
+    """The current genome on the train cases, and others beside it."""
+
+    def __init__(self, context: ProposerContext) -> None:
+        self._context = context
+        self._names = tuple(case.name for case in context.cases)
+        self._before: Evaluation | None = None
+
+    async def before(self) -> Evaluation:
+        """The current genome on all train cases; evaluated once."""
+        if self._before is None:
+            found = await self._context.evaluate(self._context.genome, self._names)
+            self._before = found
+        return self._before
+
+    async def failed(self) -> Sequence[Attempt]:
+        """The failed attempts of the current genome."""
+        return [attempt for attempt in (await self.before()).attempts if not attempt.passed]
+
+    async def compare(self, genome: Genome, *, screen: bool = True) -> Comparison | None:
+        """Compare a genome with the current one.
+
+        Cases that fail now are run first. With `screen`, None if none of them gets better: the
+        others are not run then.
+        """
+        before = await self.before()
+        failing = [name for name in self._names if before.cases[name].rate < 1]
+        passing = [name for name in self._names if name not in failing]
+        attempts: list[Attempt] = []
+        if failing:
+            first = await self._context.evaluate(genome, failing)
+            attempts += first.attempts
+            if screen and not any(first.cases[n].rate > before.cases[n].rate for n in failing):
+                return None
+        if passing:
+            attempts += (await self._context.evaluate(genome, passing)).attempts
+        return _compared(before, summed_up(attempts), self._names)
+
+
+def patched(context: ProposerContext, patch: Mapping[str, JSON]) -> Genome | None:
+    """The current genome with a patch; None if the patch is not allowed, or changes nothing."""
+    try:
+        genome = merged(context.genome, patch, CONFIGURED, AGENT_TUNABLES)
+    except ToolFailure:
+        return None  # longer than a genome may be, for example
+    return genome if genome.digest != context.genome.digest else None
+
+
+def _compared(before: Evaluation, after: Evaluation, names: Sequence[str]) -> Comparison:
+    changes = {name: after.cases[name].rate - before.cases[name].rate for name in names}
+    return Comparison(
+        fixed=tuple(name for name, change in changes.items() if change > 0),
+        broken=tuple(name for name, change in changes.items() if change < 0),
+        gain=round(sum(changes.values()), 6),
+        saving=_saving(before, after),
+    )
+
+
+def _saving(before: Evaluation, after: Evaluation) -> float:
+    if before.cost and after.cost is not None:
+        return 1 - after.cost / before.cost
+    turns = sum(attempt.turns for attempt in before.attempts)
+    return 1 - sum(attempt.turns for attempt in after.attempts) / turns if turns else 0.0
+
+
+def _listed(names: Iterable[str], most: int = 5) -> str:
+    shown = list(names)
+    more = f" and {len(shown) - most} more" if len(shown) > most else ""
+    return ", ".join(shown[:most]) + more
