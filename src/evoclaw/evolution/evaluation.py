@@ -20,7 +20,7 @@ from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.events import CallFinished, CallStarted, RunFinished, StopReason
 from evoclaw.core.loop import run_loop
-from evoclaw.core.messages import ToolResult
+from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.core.ops import ExecOps
 from evoclaw.core.ports import Ports
 from evoclaw.core.run import Bus, recorded
@@ -80,10 +80,15 @@ class Rate(Struct, frozen=True):
     """A share of attempts, with its 95 % interval (Wilson)."""
 
     passed: int
+    """Attempts that passed."""
     attempts: int
+    """All attempts."""
     rate: float
+    """The share that passed."""
     low: float
+    """The lower end of the interval."""
     high: float
+    """The upper end of the interval."""
 
 
 class Evaluation(Struct, frozen=True, kw_only=True):
@@ -154,6 +159,18 @@ def summed_up(attempts: Sequence[Attempt]) -> Evaluation:
         cost=sum(known) if len(known) == len(costs) else None,
         coverage=sum(share * count for share, count in covered) / calls if calls else None,
     )
+
+
+def lineage_scores(done: Evaluation, release: str = "") -> dict[str, JSON]:
+    """What the lineage records of an evaluation: the figures, not the runs."""
+    scores: dict[str, JSON] = {
+        **msgspec.to_builtins(done.total),
+        "cases": msgspec.to_builtins(done.cases),
+        "splits": msgspec.to_builtins(done.splits),
+        "cost": done.cost,
+        "coverage": done.coverage,
+    }
+    return scores | ({"release": release} if release else {})
 
 
 def _rates(attempts: Sequence[Attempt], key: Callable[[Attempt], str]) -> dict[str, Rate]:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from evoclaw.config import EvoClawConfig
     from evoclaw.core.agent import Agent
+    from evoclaw.evolution.evaluation_service import EvaluationService
     from evoclaw.evolution.lineage import GenomeLineage
     from evoclaw.executors.call_steps import Sign
     from evoclaw.observe.metrics import Metrics
@@ -62,6 +63,7 @@ class Runtime:
     metrics: Metrics
     gauges: GaugeReader
     genomes: GenomeLineage
+    evaluations: EvaluationService
 
     @property
     def default_agent(self) -> Agent:
@@ -100,6 +102,7 @@ async def open_runtime(
         # A SQLite file belongs to this process alone, so leases of the previous process are free.
         alone = stores.database.dialect == "sqlite"
         await stack.enter_async_context(runtime.workflows.serving(alone=alone))
+        await stack.enter_async_context(runtime.evaluations.serving(alone=alone))
         await stack.enter_async_context(runtime.channel_dispatcher.serving())
         await stack.enter_async_context(runtime.notifications.serving())
         retention = SessionRetention(
@@ -137,6 +140,7 @@ async def _build_runtime(
     from evoclaw.orchestrator.runs.runs import Runs
     from evoclaw.store.sessions.canvases import StoredCanvases
     from evoclaw.wiring.channels import open_channels
+    from evoclaw.wiring.evaluation import evaluation_service
     from evoclaw.wiring.evolution import genome_lineage
     from evoclaw.wiring.governance import open_governance
     from evoclaw.wiring.notifications import open_notifications
@@ -180,6 +184,7 @@ async def _build_runtime(
         conversations=conversations, runs=runs, memory=memory, workflows=workflows,
         channel_dispatcher=dispatcher, channels=channels, notifications=notifications,
         metrics=metrics, gauges=gauges, genomes=genomes,
+        evaluations=evaluation_service(stores.database, genomes, run_factory, env),
     )  # fmt: skip
 
 

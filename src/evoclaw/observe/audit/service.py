@@ -89,6 +89,10 @@ class AuditService:
         context = AuditContext(principal=principal, agent_id=agent)
         self.audit.record("genome", context, version=version, digest=digest, reason=reason)
 
+    def record_evolution(self, principal: Principal, agent: str, **fields: JSON) -> None:
+        """Write a step of an agent's evolution to the audit."""
+        record_evolution(self.audit, principal, agent, **fields)
+
     def record_refusal(self, refusal: RefusedRequest) -> None:
         """Write a refused request to the audit; a failure is only logged."""
         principal = Principal(refusal.tenant or "local", refusal.user)
