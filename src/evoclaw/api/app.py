@@ -21,7 +21,9 @@ from evoclaw.api.openapi import OpenApiDocument
 from evoclaw.api.routes import (
     agents,
     approvals,
+    candidates,
     definitions,
+    evaluations,
     events,
     fleet,
     genomes,
@@ -108,6 +110,8 @@ def api_routes() -> list[HTTPRouteHandler]:
         *workflows.ROUTES,
         *definitions.ROUTES,
         *genomes.ROUTES,
+        *candidates.ROUTES,
+        *evaluations.ROUTES,
         *health.ROUTES,
         *openapi.ROUTES,
     ]

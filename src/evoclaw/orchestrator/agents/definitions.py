@@ -18,6 +18,7 @@ from evoclaw.core.agent import (
     intersect_capabilities,
 )
 from evoclaw.core.errors import EvoClawError
+from evoclaw.core.evolution_settings import AgentEvolution
 from evoclaw.core.messages import JSON, is_array, is_object
 from evoclaw.core.tools import ALL_PERMISSIONS
 from evoclaw.governance.autonomy import Level
@@ -106,6 +107,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     system_messages: Literal["trusted", "untrusted"] = "trusted"
     """System messages that programs send with a conversation: `trusted` ones are instructions;
     `untrusted` ones count as text of outsiders, so that a call that acts may need an approval."""
+    evolution: AgentEvolution = AgentEvolution()
 
 
 class RunDefaults(Struct, frozen=True, kw_only=True):
@@ -264,6 +266,7 @@ def _agent(defined: AgentConfig, defaults: RunDefaults, model: str) -> Agent:
         dependencies=defined.dependencies,
         owner=defined.owner,
         trusts_system_messages=defined.system_messages == "trusted",
+        evolution=defined.evolution,
     )
 
 
