@@ -40,6 +40,8 @@ def test_a_genome_sets_texts_and_the_order_of_models_and_is_recorded() -> None:
 def test_limits_are_only_lowered() -> None:
     low = tune(AGENT, Genome(max_turns=2, run_seconds=30, call_seconds=5)).settings
     assert (low.max_turns, low.max_seconds, low.max_call_seconds) == (2, 30, 5)
+    assert tune(AGENT, Genome(tool_error_limit=1)).settings.tool_error_limit == 1
+    assert tune(AGENT, Genome(tool_error_limit=9)).settings.tool_error_limit == 3
     high = tune(AGENT, Genome(max_turns=50, run_seconds=600)).settings
     assert (high.max_turns, high.max_seconds) == (5, 60)
     bound = replace(AGENT, settings=replace(AGENT.settings, max_call_seconds=3))
@@ -64,6 +66,7 @@ def test_a_genome_beyond_the_configuration_is_refused_with_the_reason() -> None:
         return caught.value.message
 
     assert "above the configured limit of 5" in refusal(Genome(max_turns=6))
+    assert "above the configured limit of 3" in refusal(Genome(tool_error_limit=4))
     assert "above the configured limit of 60" in refusal(Genome(run_seconds=61))
     assert "its models: big, small" in refusal(Genome(models=("huge",)))
     assert "no skill 'b'; its skills: a" in refusal(Genome(skill_texts={"b": "x"}))

@@ -31,10 +31,12 @@ SHORT_DIGEST_CHARS = 12
 class EvolveGroup(CommandGroup):
     """`evoclaw evolve AGENT` is `evoclaw evolve run AGENT`."""
 
+    implied = "run"
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Insert `run` if the first word is no command."""
+        """Insert the implied command if the first word is no command."""
         if args and args[0] not in (*self.commands, "-h", "--help"):
-            args = ["run", *args]
+            args = [self.implied, *args]
         return super().parse_args(ctx, args)
 
 

@@ -211,7 +211,8 @@ def _about(entry: dict[str, JSON]) -> str:
     if entry.get("kind") == "evaluation" and is_object(scores):
         return f"{scores.get('passed')} of {scores.get('attempts')} passed"
     if entry.get("kind") == "verdict":
-        verdict = {True: "passed", False: "failed"}.get(entry.get("passed"), "goes on")
+        passed = entry.get("passed")
+        verdict = "goes on" if passed is None else "passed" if passed else "failed"
         why = f": {text_of(entry, 'reason')}" if entry.get("reason") else ""
         return f"candidate {entry.get('candidate')}, {text_of(entry, 'stage')}: {verdict}{why}"
     return text_of(entry, "reason")

@@ -23,6 +23,7 @@ from evoclaw.cli.options import FILE, POSITIVE, ExclusiveCommand, F, json_option
 from evoclaw.cli.output import print_err
 from evoclaw.cli.progress import ProgressLine
 from evoclaw.cli.render import renderer
+from evoclaw.cli.run_genome import genome_of_run
 from evoclaw.cli.terminal import (
     TerminalApprover,
     TerminalPerson,
@@ -30,10 +31,11 @@ from evoclaw.cli.terminal import (
     is_interactive,
 )
 from evoclaw.cli.terminal_text import clean, decode_input
-from evoclaw.core.agent import LoopSettings
+from evoclaw.core.agent import Agent, LoopSettings
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import CallFinished, Record, RunFinished
+from evoclaw.core.genome import Genome, with_notes
 from evoclaw.core.hidden_text import mark_hidden_text
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import Message, SystemMessage, user
@@ -45,6 +47,7 @@ from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.autonomy import Level
 from evoclaw.governance.stops import Stops, cancel_on_stop
 from evoclaw.orchestrator.agents.prompt import system_prompt
+from evoclaw.orchestrator.agents.tuning import tune
 from evoclaw.orchestrator.people.approvals import CallApprovals
 from evoclaw.providers.registry import NoModelFound
 from evoclaw.store.sessions.recordings import Recording, reopen_recording
@@ -78,6 +81,7 @@ class RunOptions(Struct, frozen=True):
     on: str | None = None
     session: str | None = None
     quarantine: bool = False
+    genome: str | None = None
 
 
 _OPTIONS = (
@@ -136,6 +140,12 @@ def run_options(command: F) -> F:
     is_flag=True,
     help="Hide untrusted text from the model; it asks a second model about it",
 )
+@click.option(
+    "--genome",
+    metavar="N",
+    show_default="the current one",
+    help="Use version N of the genome of the agent evoclaw, or `none`",
+)
 @run_options
 @click.option("--resume", type=FILE, metavar="FILE", help="Resume this recorded run")
 def run(**options: Any) -> int:
@@ -161,20 +171,19 @@ def start_run(
     workspace = options.folder.resolve()
     if not workspace.is_dir():
         raise ConfigError(f"there is no folder {workspace}; create it, or use another --folder")
-    ports = open_ports or partial(_ports, options, workspace)
     try:
-        return asyncio.run(_run(options, workspace, opening, ports, shown))
+        return asyncio.run(_run(options, workspace, opening, open_ports, shown))
     except NoModelFound:
         if options.as_json or not offer_model(os.environ):
             raise
-    return asyncio.run(_run(options, workspace, opening, ports, shown))
+    return asyncio.run(_run(options, workspace, opening, open_ports, shown))
 
 
 async def _run(
     options: RunOptions,
     workspace: Path,
     opening: RunState | None,
-    open_ports: PortsOpener,
+    open_ports: PortsOpener | None,
     shown: Sink | None,
 ) -> int:
     progress = ProgressLine()
@@ -191,7 +200,7 @@ async def _prepare_and_run(
     options: RunOptions,
     workspace: Path,
     opening: RunState | None,
-    open_ports: PortsOpener,
+    open_ports: PortsOpener | None,
     progress: ProgressLine,
     shown: Sink | None,
 ) -> int:
@@ -209,8 +218,12 @@ async def _prepare_and_run(
         return await _run_in_session(options, options.session, workspace, settings, progress)
     records, recording = _reopen(options)
     state = fold(records) if records else opening
+    is_new_here = state is None and options.on is None
+    genome = await genome_of_run(options.genome, records, is_new_here=is_new_here)
+    settings = tune(Agent("", "", settings=settings), genome).settings
     if state is None:
-        state = new_run(_opening(options, workspace))
+        state = new_run(_opening(options, workspace, genome))
+    open_ports = open_ports or partial(_ports, options, workspace, genome)
     async with (
         _approvals(options) as approvals,
         open_ports(approvals.approver(), state, records) as ports,
@@ -243,8 +256,9 @@ async def _run_in_session(
 
     if options.on is not None or options.resume:
         raise ConfigError("--session cannot be combined with --on or --resume")
-    if options.quarantine:
-        raise ConfigError("--session cannot be combined with --quarantine")
+    if options.quarantine or options.genome is not None:
+        option = "--quarantine" if options.quarantine else "--genome"
+        raise ConfigError(f"--session cannot be combined with {option}")
     task, person = _task(options), _person(options)
     async with (
         _approvals(options) as approvals,
@@ -310,6 +324,7 @@ def _person(options: RunOptions) -> TerminalPerson | None:
 def _ports(
     options: RunOptions,
     workspace: Path,
+    genome: Genome,
     approver: Approver,
     state: RunState,
     records: Sequence[Record],
@@ -353,6 +368,7 @@ def _ports(
         run=started,
         dependencies={UserPrompter: person} if (person := _person(options)) is not None else {},
         undoable=not options.no_record,
+        genome=genome,
     )
 
 
@@ -432,14 +448,18 @@ def _reopen(options: RunOptions) -> tuple[list[Record], Recording | None]:
     return reopen_recording(options.resume, cipher=record_cipher(os.environ))
 
 
-def _opening(options: RunOptions, workspace: Path) -> tuple[Message, ...]:
+def _opening(options: RunOptions, workspace: Path, genome: Genome) -> tuple[Message, ...]:
     from evoclaw.wiring.skills import skill_catalogue
     from evoclaw.wiring.workspace import workspace_messages
 
     task = mark_hidden_text(user(_task(options)))
     if options.on is not None:
         return SystemMessage(system_prompt(None)), task
-    prompt = system_prompt(workspace, skill_catalogue(os.environ, workspace))
+    own = (
+        with_notes(genome.prompt, genome.notes),
+        skill_catalogue(os.environ, workspace, genome),
+    )
+    prompt = system_prompt(workspace, "\n\n".join(filter(None, own)))
     return SystemMessage(prompt), *workspace_messages(workspace, os.environ), task
 
 

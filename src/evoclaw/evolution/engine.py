@@ -121,23 +121,19 @@ class EvolutionEngine:
         self._checks, self._watch = checks, watch
         self._stopped, self._on_entry, self._clock = stopped, on_entry, clock
         self._watched: set[int] = set()
+        self._entries: Sequence[LineageEntry] = ()
 
     async def plan(self) -> list[CampaignStep]:
         """What would be done next, in order; the last one may be to wait."""
-        entries = await self._lineage.history(self._agent)
-        return next_steps(entries, self._settings(), self._clock())
+        return next_steps(await self._history(), self._settings(), self._clock())
 
     async def serve(self) -> None:
         """Drive the evolution for ever; failures are logged and tried again."""
-        seen = -1
         while True:
             delay = POLL_INTERVAL_S
             try:
                 if await self.step():
                     continue
-                number = await self._lineage.last_number(self._agent)
-                delay = 0.0 if number != seen else POLL_INTERVAL_S
-                seen = number
             except GenomeChanged:
                 continue
             except EvolutionStopped as stop:
@@ -161,7 +157,7 @@ class EvolutionEngine:
                 continue
             steps = await self.plan()
             why = next((step.reason for step in steps if isinstance(step, Wait)), "")
-            idle = not fold_open(await self._lineage.history(self._agent))
+            idle = not fold_open(await self._history())
             if not (again and idle):
                 return why
             again = False
@@ -173,12 +169,18 @@ class EvolutionEngine:
         Raises `GenomeChanged` if another process added an entry meanwhile, and `EvolutionStopped`.
         """
         self._check_stopped()
-        entries = await self._lineage.history(self._agent)
+        entries = await self._history()
         number = len(entries)
         for step in next_steps(entries, self._settings(), self._clock()):
             if await self._interruptible(self._take(step, number)):
                 return True
         return False
+
+    async def _history(self) -> Sequence[LineageEntry]:
+        """The lineage; it is read again only after a new entry."""
+        if len(self._entries) != await self._lineage.last_number(self._agent):
+            self._entries = await self._lineage.history(self._agent)
+        return self._entries
 
     async def _take(self, step: CampaignStep, number: int) -> bool:
         match step:

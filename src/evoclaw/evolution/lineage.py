@@ -128,9 +128,9 @@ class GenomeLineage:
         """
         self._store, self._key, self._sign, self._check = store, key, sign, check
         self._clock, self._monotonic = clock, monotonic
-        self._current: Mapping[str, tuple[int, str]] = {}
+        self._current: Mapping[str, str] = {}
         self._read_at: float | None = None
-        self._canaries: dict[str, tuple[int, Canary | None]] = {}
+        self._canaries: dict[str, tuple[float, int, Canary | None]] = {}
         self._found: dict[tuple[str, str], Genome] = {}
 
     async def current(self, agent: str, session: str = "") -> str:
@@ -142,23 +142,24 @@ class GenomeLineage:
         now = self._monotonic()
         if self._read_at is None or now - self._read_at > CURRENT_CACHE_S:
             self._current, self._read_at = await self._store.current(), now
-        number, digest = self._current.get(agent, (0, ""))
-        if not session or not number:
-            return digest
-        canary = await self._canary(agent, number)
+        digest = self._current.get(agent, "")
+        canary = await self._canary(agent) if session else None
         return canary.digest if canary is not None and canary.has(session) else digest
 
-    async def _canary(self, agent: str, number: int) -> Canary | None:
-        """The candidate that some sessions use; read again only after a new entry."""
-        known, canary = self._canaries.get(agent, (0, None))
-        if known != number:
-            canary = canary_of(await self.history(agent))
-            self._canaries[agent] = number, canary
+    async def _canary(self, agent: str) -> Canary | None:
+        """The candidate that some sessions use; the lineage is read only after a new entry."""
+        read_at = self._read_at or 0.0
+        at, known, canary = self._canaries.get(agent, (-1.0, 0, None))
+        if at != read_at:
+            number = await self.last_number(agent)
+            if number != known:
+                canary = canary_of(await self.history(agent))
+            self._canaries[agent] = read_at, number, canary
         return canary
 
     async def last_number(self, agent: str) -> int:
         """The number of the last entry; 0 without one."""
-        return (await self._store.current()).get(agent, (0, ""))[0]
+        return await self._store.last_number(agent)
 
     async def find(self, agent: str, digest: str) -> Genome:
         """The genome of this content; raises `GenomeNotFound`."""

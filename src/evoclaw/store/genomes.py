@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -33,6 +35,11 @@ SCHEMA = Schema(
             ) STRICT, WITHOUT ROWID""",
             "CREATE INDEX genome_entries_by_digest ON genome_entries (agent, digest)",
         ),
+        # A campaign adds many entries that make no version.
+        (
+            "CREATE INDEX genome_versions ON genome_entries (agent, number) "
+            "WHERE version IS NOT NULL",
+        ),
     ),
     checksummed=(("genome_entries", ("body",)),),
     sealed=True,
@@ -48,15 +55,33 @@ BY_VERSION = f"SELECT {_COLUMNS} FROM genome_entries WHERE agent = ? AND version
 BY_DIGEST = (
     f"SELECT {_COLUMNS} FROM genome_entries WHERE agent = ? AND digest = ? ORDER BY number LIMIT 1"
 )
-LAST_NUMBERS = "SELECT agent, max(number) FROM genome_entries GROUP BY agent"
+LAST_NUMBER = "SELECT coalesce(max(number), 0) FROM genome_entries WHERE agent = ?"
 CURRENT = """
-SELECT agent, digest FROM genome_entries e WHERE number = (
-    SELECT max(number) FROM genome_entries WHERE agent = e.agent AND version IS NOT NULL)
+SELECT e.agent, e.digest FROM genome_entries e JOIN (
+    SELECT agent, max(number) AS number FROM genome_entries WHERE version IS NOT NULL GROUP BY agent
+) v ON e.agent = v.agent AND e.number = v.number
 """
+HAS_VERSION = "SELECT 1 FROM genome_entries WHERE agent = ? AND version IS NOT NULL LIMIT 1"
 PUT = f"""
 INSERT INTO genome_entries ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (agent, number) DO NOTHING
 """
+
+
+def has_genome(path: Path, agent: str) -> bool:
+    """Whether an agent has a genome in an SQLite database, without opening it as a store.
+
+    False if there is no such file, or no table of genomes in it.
+    """
+    if not path.is_file():
+        return False
+    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+    try:
+        return connection.execute(HAS_VERSION, (agent,)).fetchone() is not None
+    except sqlite3.OperationalError:
+        return False  # a database that never had genomes
+    finally:
+        connection.close()
 
 
 class StoredEntry(Struct, frozen=True):
@@ -139,18 +164,15 @@ class GenomeStore:
         """The first entry with a genome of this content."""
         return await self.database.read(lambda c: self._one(c, BY_DIGEST, agent, digest))
 
-    async def current(self) -> dict[str, tuple[int, str]]:
-        """Of each agent that has a lineage: its last number, and the digest of its current genome.
+    async def current(self) -> dict[str, str]:
+        """The digest of the current genome of each agent that has a version of one."""
+        rows = await self.database.read(lambda c: c.execute(CURRENT).fetchall(), allow_stale=True)
+        return dict(rows)
 
-        The digest is empty for the configuration.
-        """
-
-        def work(connection: Connection) -> dict[str, tuple[int, str]]:
-            digests = dict(connection.execute(CURRENT).fetchall())
-            numbers = connection.execute(LAST_NUMBERS).fetchall()
-            return {agent: (number, digests.get(agent, "")) for agent, number in numbers}
-
-        return await self.database.read(work, allow_stale=True)
+    async def last_number(self, agent: str) -> int:
+        """The number of the last entry of a lineage; 0 without one."""
+        row = await self.database.read(lambda c: c.execute(LAST_NUMBER, (agent,)).fetchone())
+        return row[0]
 
     def _one(self, connection: Connection, statement: str, *values: object) -> StoredEntry | None:
         row = connection.execute(statement, values).fetchone()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -50,6 +51,30 @@ async def open_lineage(env: Mapping[str, str]) -> AsyncGenerator[GenomeLineage]:
     key = DeviceKey.load_or_create(default_data_folder(env) / DEVICE_KEY_FILE)
     async with connect_database(env, SCHEMA) as database:
         yield GenomeLineage(GenomeStore(database), key.public_key, key.sign_genome)
+
+
+async def genome_for_run(env: Mapping[str, str], version: int | None, digest: str = "") -> Genome:
+    """The genome of a run on this machine: that of the default agent, current or by version.
+
+    `digest` is of a run that is resumed. A machine without genomes opens no database. Raises
+    `GenomeNotFound`.
+    """
+    from evoclaw.config.paths import default_data_folder
+    from evoclaw.core.genome import CONFIGURED
+    from evoclaw.orchestrator.agents.definitions import DEFAULT_AGENT
+    from evoclaw.store.genomes import has_genome
+    from evoclaw.wiring.settings import orchestrator_settings
+    from evoclaw.wiring.store import DATABASE_FILE
+
+    is_local = not orchestrator_settings(env).store.url
+    if version is None and not digest and is_local:
+        path = default_data_folder(env) / DATABASE_FILE
+        if not await asyncio.to_thread(has_genome, path, DEFAULT_AGENT):
+            return CONFIGURED
+    async with open_lineage(env) as lineage:
+        if digest:
+            return await lineage.find(DEFAULT_AGENT, digest)
+        return await lineage.version(DEFAULT_AGENT, version)
 
 
 @asynccontextmanager
@@ -196,9 +221,8 @@ class CaseRunner:
     def _steps(self, toolbox: Toolbox, skills: SkillSource) -> list[Step]:
         from evoclaw.orchestrator.agents.offer_steps import AgentSkills, AgentTools
         from evoclaw.orchestrator.agents.prompt import active_skills
-        from evoclaw.orchestrator.agents.tuning import GenomeTools
         from evoclaw.skills.disclosure import ActiveSkillTools
-        from evoclaw.skills.tuned import GenomeSkills
+        from evoclaw.wiring.genome_steps import genome_steps
 
         agent, genome = self.agent, self.agent.genome
         steps: list[Step] = [ActiveSkillTools(skills)]
@@ -206,12 +230,4 @@ class CaseRunner:
             steps.append(AgentTools(agent.tools))
         if active := active_skills(agent, skills.skills()):
             steps.append(AgentSkills(active))
-        if genome.tools:
-            steps.append(GenomeTools(genome.tools))
-        if genome.skills is not None:
-            tools = {
-                skill.name: frozenset(program.tool.name for program in skill.programs)
-                for skill in toolbox.skill_registry.skills()
-            }
-            steps.append(GenomeSkills(lambda: genome, lambda: tools))
-        return steps
+        return [*steps, *genome_steps(genome, toolbox.skill_registry)]

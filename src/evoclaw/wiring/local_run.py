@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evoclaw.core.genome import CONFIGURED, Genome
 from evoclaw.core.ports import Approver, Ports
 
 if TYPE_CHECKING:
@@ -26,23 +27,34 @@ async def local_ports(
     run: PreparedRun,
     dependencies: Mapping[type, object] | None = None,
     undoable: bool = True,
+    genome: Genome = CONFIGURED,
 ) -> AsyncGenerator[Ports]:
     """The ports of a run on this machine; closed, with every process, when the block ends.
 
-    Unless it is `undoable`, nothing is kept of the files that it changes.
+    Unless it is `undoable`, nothing is kept of the files that it changes. `genome` orders its
+    models, describes its tools and has its skills.
     """
     from evoclaw.executors.call_steps import SignReceipt
     from evoclaw.orchestrator.agents.offer_steps import tools_for_model
+    from evoclaw.orchestrator.agents.tuning import ordered_models
     from evoclaw.providers.registry import open_provider
-    from evoclaw.skills.disclosure import ActiveSkillTools
+    from evoclaw.skills.disclosure import ActiveSkillTools, RegistrySkillReader
+    from evoclaw.skills.tuned import TunedSkills
+    from evoclaw.tools.skill import SkillReader
     from evoclaw.wiring.before_images import keep_changes
+    from evoclaw.wiring.genome_steps import genome_steps
     from evoclaw.wiring.governance import governed_ports, open_governance
     from evoclaw.wiring.receipts import open_signer
     from evoclaw.wiring.settings import model_for_run, provider_options
-    from evoclaw.wiring.toolbox import open_toolbox, toolbox_routes, vision_dependency
+    from evoclaw.wiring.toolbox import (
+        open_toolbox,
+        toolbox_routes,
+        vision_dependency,
+        with_dependencies,
+    )
 
     capabilities = capabilities_for_level(level, env)
-    name = await model_for_run(model, env)
+    name = ordered_models(await model_for_run(model, env), genome.models)
     async with AsyncExitStack() as stack:
         governance = await stack.enter_async_context(open_governance(env))
         options = provider_options(governance.settings)
@@ -52,6 +64,9 @@ async def local_ports(
         toolbox = await stack.enter_async_context(
             open_toolbox(workspace, env, dependencies=injected)
         )
+        skills = TunedSkills(toolbox.skill_registry, genome)
+        if genome.digest:
+            toolbox = with_dependencies(toolbox, {SkillReader: RegistrySkillReader(skills)})
         state = run.state
         history = state.history if state.started else state.opening
         signer = await stack.enter_async_context(open_signer(env))
@@ -63,7 +78,8 @@ async def local_ports(
                 model=name,
                 routes=toolbox_routes(toolbox, tools),
                 steps=[
-                    ActiveSkillTools(toolbox.skill_registry, history),
+                    ActiveSkillTools(skills, history),
+                    *genome_steps(genome, toolbox.skill_registry),
                     SignReceipt(signer),
                     *undo_steps,
                 ],

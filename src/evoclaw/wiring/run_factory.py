@@ -209,6 +209,7 @@ class RunFactory:
         from evoclaw.skills.disclosure import ActiveSkillTools, RegistrySkillReader
         from evoclaw.skills.tuned import TunedSkills
         from evoclaw.tools.skill import SkillReader
+        from evoclaw.wiring.genome_steps import genome_steps
         from evoclaw.wiring.pipelines import service_pipeline
 
         genome, skills = agent.genome, TunedSkills(self.toolbox.skill_registry, agent.genome)
@@ -218,7 +219,7 @@ class RunFactory:
         routes = self._routes(agent, session, toolbox, on, tenant)
         steps = [
             *self._offer_steps(agent, skills),
-            *self._genome_steps(agent),
+            *genome_steps(genome, self.toolbox.skill_registry),
             *image_steps(self.orchestrator, self.providers.get(agent.model)),
             ActiveSkillTools(skills, history),
             SignReceipt(self.sign),
@@ -243,25 +244,6 @@ class RunFactory:
         edges = session_routes(self.orchestrator, agent, session, on)
         rest = [*edges, *extensions] if agent.names_edge else [*extensions, *edges]
         return [built_in_route(toolbox, toolbox.tools, self.flush, SERVICE_MACHINE), *rest]
-
-    def _genome_steps(self, agent: Agent) -> list[Step]:
-        """The steps that offer tools as the agent's genome has them."""
-        from evoclaw.orchestrator.agents.tuning import GenomeTools
-        from evoclaw.skills.tuned import GenomeSkills
-
-        genome, steps = agent.genome, list[Step]()
-        if genome.tools:
-            steps.append(GenomeTools(genome.tools))
-        if genome.skills is not None:
-            steps.append(GenomeSkills(lambda: genome, self._skill_tools))
-        return steps
-
-    def _skill_tools(self) -> dict[str, frozenset[str]]:
-        """The skills of this machine, and the tools of each."""
-        return {
-            skill.name: frozenset(program.tool.name for program in skill.programs)
-            for skill in self.toolbox.skill_registry.skills()
-        }
 
     def _offer_steps(self, agent: Agent, skills: SkillSource) -> list[Step]:
         """The steps that offer what the agent's definition and the settings allow."""

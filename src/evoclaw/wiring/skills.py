@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evoclaw.core.genome import CONFIGURED, Genome
+
 if TYPE_CHECKING:
     from evoclaw.skills.approvals import SkillApprovalFile
     from evoclaw.skills.registry import SkillRegistry
@@ -34,11 +36,12 @@ def workspace_skill_folders(workspace: Path) -> tuple[Path, ...]:
     return tuple(workspace / folder for folder in WORKSPACE_SKILL_FOLDERS)
 
 
-def skill_catalogue(env: Mapping[str, str], workspace: Path) -> str:
-    """The skills, one line each, for the prompt of a model."""
+def skill_catalogue(env: Mapping[str, str], workspace: Path, genome: Genome = CONFIGURED) -> str:
+    """The skills as a genome has them, one line each, for the prompt of a model."""
     from evoclaw.skills.disclosure import skill_list
+    from evoclaw.skills.tuned import TunedSkills
 
-    return skill_list(skill_registry(env, workspace).skills())
+    return skill_list(TunedSkills(skill_registry(env, workspace), genome).skills())
 
 
 def skill_approvals(home: Path) -> SkillApprovalFile:

@@ -14,7 +14,7 @@ from evoclaw.evolution.gate.validation import ValidationSettings, cases_needed, 
 from tests.evolution.gate.planted_runs import case_of, planted
 
 LEVEL = level_of(1, 0, 0.05)
-QUICK = ValidationSettings(repeats=1, rechecks=8, regression_level=0.01)
+QUICK = ValidationSettings(repeats=1, rechecks=8)
 CASES = [case_of(f"v{number:02}") for number in range(30)]
 HARD = {case.name: 0.0 if number < 20 else 1.0 for number, case in enumerate(CASES)}
 SOLVED = dict.fromkeys(HARD, 1.0)

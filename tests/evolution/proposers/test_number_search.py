@@ -78,6 +78,18 @@ async def test_a_limit_of_the_genome_that_is_too_low_is_taken_back() -> None:
     assert proposal.patch == {"max_turns": None}
 
 
+async def test_fewer_attempts_are_proposed_where_calls_fail_for_good() -> None:
+    def keeps_trying(request: Request) -> Reply:
+        if task_of(request) == "a":
+            return says("yes")
+        return calls(("weather", {"city": str(len(request.history))}))
+
+    cases = [case_of("a"), case_of("gives_up_after")]
+    found = await Campaign(keeps_trying, cases).proposals(NumberSearch())
+    assert [proposal.patch for proposal in found] == [{"tool_error_limit": 1}]
+    assert "cheaper" in found[0].reason
+
+
 async def test_the_search_ends_with_the_budget_and_gives_what_it_has() -> None:
     campaign = Campaign(cold_only, [case_of("a"), case_of("b")], budget=5)
     (proposal,) = await campaign.proposals(NumberSearch())

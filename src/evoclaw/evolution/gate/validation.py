@@ -6,7 +6,7 @@ the cases is random, from the candidate's digest. A candidate passes if
 
 - the e-value of all differences reaches its share of the campaign's error rate,
 - no case regressed: each case that the candidate passed less often is run further times with both
-  genomes, and only these further runs decide, by Fisher's exact test,
+  genomes; if these runs confirm it, twice as many decide, by Fisher's exact test on them alone,
 - its runs do not cost more than a factor,
 - enough cases count: one whose calls the record could not answer counts only against it.
 """
@@ -34,6 +34,9 @@ from evoclaw.evolution.gate.sequential_test import (
     mean,
 )
 
+SUSPICION_LEVEL = 0.05
+"""The p-value of the first further runs at which a case is run once more."""
+
 
 class ValidationSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The thresholds of the validation stage."""
@@ -46,10 +49,11 @@ class ValidationSettings(Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A candidate that is clearly not better by this share of the cases is stopped early."""
     futility_error: Annotated[float, Meta(gt=0, le=0.5)] = 0.02
     """The probability of stopping one that is."""
-    rechecks: Annotated[int, Meta(ge=1, le=1_000)] = 20
-    """Further runs of a case that the candidate passed less often."""
-    regression_level: Annotated[float, Meta(gt=0, le=0.5)] = 0.01
-    """The p-value of the further runs at which a case regressed."""
+    rechecks: Annotated[int, Meta(ge=5, le=1_000)] = 16
+    """Further runs of a case that the candidate passed less often, and half of those that decide
+    whether it regressed."""
+    regression_level: Annotated[float, Meta(ge=0.0001, le=0.5)] = 0.001
+    """The p-value of the deciding runs at which a case regressed."""
     max_cost_factor: Annotated[float, Meta(ge=1)] = 1.5
     """The cost of the candidate's runs, as a multiple of the current genome's."""
     min_coverage: Annotated[float, Meta(ge=0, le=1)] = 0.8
@@ -139,12 +143,7 @@ async def validate(
     if why := comparison.shortfall():
         return comparison.result(passed=False, reason=why)
     suspects = [case for case in ordered if comparison.scores[case.name].difference < 0]
-    further = await _compare(suspects, current, candidate, settings, settings.rechecks)
-    regressed = [
-        name
-        for name, score in further.items()
-        if fisher_less(score.candidate, score.current, score.runs) <= settings.regression_level
-    ]
+    regressed = await _regressed(suspects, current, candidate, settings)
     evidence: dict[str, JSON] = {"rechecked": len(suspects), "regressed": list[JSON](regressed)}
     refused = [name for name in regressed if name not in allowed]
     reason = f"cases that passed before fail now: {', '.join(refused)}" if refused else ""
@@ -253,6 +252,24 @@ def _in_order(cases: Sequence[CaseFile], digest: str) -> list[CaseFile]:
     )
     random.Random(digest).shuffle(found)
     return found
+
+
+async def _regressed(
+    suspects: Sequence[CaseFile],
+    current: OpenRun,
+    candidate: OpenRun,
+    settings: ValidationSettings,
+) -> list[str]:
+    """The cases among those that went worse which did not do so by chance."""
+    for rounds, level in ((1, SUSPICION_LEVEL), (2, settings.regression_level)):
+        further = await _compare(suspects, current, candidate, settings, rounds * settings.rechecks)
+        suspects = [
+            case
+            for case in suspects
+            if (score := further[case.name])
+            and fisher_less(score.candidate, score.current, score.runs) <= level
+        ]
+    return [case.name for case in suspects]
 
 
 async def _compare(

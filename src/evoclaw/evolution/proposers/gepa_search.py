@@ -28,9 +28,9 @@ from evoclaw.evolution.proposers.reflection import (
     is_outside_text,
 )
 
-MAX_RUNS = 300
+MAX_RUNS = 1_000
 """Of cases in one search; the budget of the campaign may end it before."""
-MAX_ROUNDS_WITHOUT_GAIN = 15
+MAX_ROUNDS_WITHOUT_GAIN = 40
 MINIBATCH_CASES = 3
 """Cases that a change is tried on before it is tried on all."""
 MAX_PROPOSALS = 3

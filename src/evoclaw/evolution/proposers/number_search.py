@@ -21,6 +21,8 @@ from evoclaw.evolution.proposers.train_scores import Comparison, TrainScores, pa
 TEMPERATURES = (0.0, 0.3, 0.7, 1.0)
 LIMIT_SHARES = (0.75, 0.5, 0.25)
 """Of a configured limit."""
+MAX_ERROR_LIMITS = 3
+"""Values of `tool_error_limit` that are tried."""
 DEFAULT_CALL_SECONDS = 60.0
 """What `call_seconds` is a share of, if no limit is configured."""
 
@@ -82,6 +84,10 @@ def _settings(context: ProposerContext, before: Evaluation) -> Iterator[_Setting
         yield _Setting("temperature", _temperatures(agent, genome), is_limit=False)
         yield _Setting("models", _model_orders(agent, genome), is_limit=False)
     yield _Setting("max_turns", _turn_limits(agent, genome, before.attempts), is_limit=True)
+    if any(attempt.stop is StopReason.ERROR for attempt in before.attempts):
+        lower = list(range(agent.settings.tool_error_limit - 1, 0, -1))[:MAX_ERROR_LIMITS]
+        limits = _limits(genome.tool_error_limit, lower)
+        yield _Setting("tool_error_limit", limits, is_limit=True)
     most = min(agent.settings.max_seconds, max(case.case.seconds for case in context.cases))
     took_all = any(attempt.stop is StopReason.DURATION_EXCEEDED for attempt in before.attempts)
     lower = [round(most * share, 3) for share in LIMIT_SHARES] if took_all else []

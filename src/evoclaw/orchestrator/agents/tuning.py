@@ -24,7 +24,7 @@ def tune(agent: Agent, genome: Genome) -> Agent:
     return replace(
         agent,
         prompt=with_notes(genome.prompt or agent.prompt, genome.notes),
-        model=_ordered(agent.model, genome.models),
+        model=ordered_models(agent.model, genome.models),
         settings=_tightened(agent.settings, genome),
         genome=genome,
     )
@@ -51,6 +51,7 @@ def check_genome(
         "max_turns": settings.max_turns,
         "run_seconds": settings.max_seconds,
         "call_seconds": settings.max_call_seconds,
+        "tool_error_limit": settings.tool_error_limit,
     }
     for name, limit in limits.items():
         wanted = getattr(genome, name)
@@ -61,7 +62,7 @@ def check_genome(
             )
 
 
-def _ordered(models: str, order: Sequence[str]) -> str:
+def ordered_models(models: str, order: Sequence[str]) -> str:
     """The configured models, those that the genome names first."""
     configured = models.split(",")
     first = [name for name in order if name in configured]
@@ -74,6 +75,8 @@ def _tightened(settings: LoopSettings, genome: Genome) -> LoopSettings:
         changes["temperature"] = genome.temperature
     if genome.max_turns is not None:
         changes["max_turns"] = min(settings.max_turns, genome.max_turns)
+    if genome.tool_error_limit is not None:
+        changes["tool_error_limit"] = min(settings.tool_error_limit, genome.tool_error_limit)
     if genome.run_seconds is not None:
         changes["max_seconds"] = min(settings.max_seconds, genome.run_seconds)
     if genome.call_seconds is not None:
