@@ -7,10 +7,13 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 from playwright.async_api import Page, expect
 
+from evoclaw.core.messages import JSON
 from evoclaw.evolution.candidates import STAGES, Stage
+from evoclaw.evolution.evaluation import wilson
 from evoclaw.evolution.lineage import GenomeLineage, LineageEntry
 from evoclaw.wiring.evaluation import open_lineage
 from tests.page.house import House
@@ -30,6 +33,12 @@ contains = "{text}"
 """
 
 
+EVIDENCE: dict[str, JSON] = {
+    "current": msgspec.to_builtins(wilson(10, 20)),
+    "candidate": msgspec.to_builtins(wilson(19, 20)),
+}
+
+
 @asynccontextmanager
 async def lineage_of(house: House) -> AsyncGenerator[GenomeLineage]:
     """The lineages of the service, as its engine writes them."""
@@ -44,7 +53,7 @@ async def propose(lineage: GenomeLineage, agent: str, prompt: str, **more: Any) 
     for stage in STAGES[: STAGES.index(Stage.APPROVAL)]:
         after = len(await lineage.history(agent))
         await lineage.add_verdict(
-            agent, found, stage, passed=True, after=after, by="gate", evidence={"wins": 7}
+            agent, found, stage, passed=True, after=after, by="gate", evidence=EVIDENCE
         )
     return found
 
@@ -77,6 +86,7 @@ async def test_a_candidate_is_shown_with_its_diff_and_runs_and_is_approved(looke
     change = page.get_by_role("region", name="change of prompt")
     await expect(change.locator(".added")).to_have_text("+Be brief.")
     await expect(page.get_by_role("listitem", name="stage safety")).to_contain_text("passed")
+    await expect(page.get_by_text("95.0 % (76.4 % to 99.1 %), the current genome")).to_be_visible()
     assert await looker.barriers() == []
 
     await looker.button("Approve…").click()

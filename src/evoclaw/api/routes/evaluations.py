@@ -57,9 +57,9 @@ class EvaluationResult(Struct, frozen=True, kw_only=True):
     by: str
     """Who evaluated."""
     version: int | None
-    """The version of the genome; null: that of a candidate."""
+    """The version of the genome; null: that of a candidate, or one that a proposer tried."""
     candidate: int | None
-    """The candidate whose genome it is; null: a version."""
+    """The candidate whose genome it is; null: it is none."""
     digest: str
     """That of the genome; empty: as configured."""
     evaluation: str
@@ -135,7 +135,7 @@ class EvolutionStatus(Struct, frozen=True, kw_only=True):
     evaluating: bool
     """Whether an evaluation runs."""
     result: EvaluationResult | None
-    """The last result; null: it was never evaluated."""
+    """The last result of a version; null: none was evaluated."""
 
 
 class EvolutionOverview(Struct, frozen=True):
@@ -160,7 +160,7 @@ def _evolution(
     name: str, entries: Sequence[LineageEntry], evaluations: Sequence[BackgroundEvaluation]
 ) -> EvolutionStatus:
     candidates = fold_candidates(entries).values()
-    results = [entry for entry in entries if entry.kind == "evaluation"]
+    results = [one for one in evaluation_results(entries) if one.version is not None]
     versions = [entry.version for entry in entries if entry.version is not None]
     return EvolutionStatus(
         agent=name,
@@ -168,7 +168,7 @@ def _evolution(
         candidates=sum(candidate.state is CandidateState.OPEN for candidate in candidates),
         waiting=tuple(c.number for c in candidates if c.stage is Stage.APPROVAL),
         evaluating=any(one.state is EvaluationState.RUNNING for one in evaluations),
-        result=_result(results[-1], entries) if results else None,
+        result=results[-1] if results else None,
     )
 
 
@@ -296,7 +296,8 @@ def _audit(
 
 def evaluation_results(entries: Sequence[LineageEntry]) -> list[EvaluationResult]:
     """The results in a lineage, the oldest first."""
-    return [_result(entry, entries) for entry in entries if entry.kind == "evaluation"]
+    found = [e for e in entries if e.kind == "evaluation" and "rate" in e.scores]
+    return [_result(entry, entries) for entry in found]
 
 
 def _result(entry: LineageEntry, entries: Sequence[LineageEntry]) -> EvaluationResult:

@@ -8,7 +8,8 @@ import { badge, button, confirmed, empty, facts, fold, jsonBlock, toast, when }
   from "../../components.js";
 import { refreshing } from "../../refresh.js";
 import { diffLines, unifiedDiff } from "../approvals/diff.js";
-import { STAGES, candidateBadge, evolutionLink, runLinks, versionName } from "./facts.js";
+import { STAGES, candidateBadge, evolutionLink, runLinks, validationText, versionName }
+  from "./facts.js";
 
 /**
  * Show a candidate.
@@ -45,6 +46,7 @@ function page(agent, found, path, reload) {
         ["reason", candidate.reason],
         ["runs", runs.length ? h("span", null, runLinks(runs)) : ""],
         ["replaces", versionName(candidate.parent_version)],
+        ["validation", validationText(candidate)],
         ["became", candidate.version === null ? "" : versionName(candidate.version)]]),
       decision(found, path, reload)),
     h("section", { class: "card" }, h("h3", null, "What it changes"), changes(found)),

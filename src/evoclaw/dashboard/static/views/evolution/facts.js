@@ -44,12 +44,23 @@ export const versionName = (number) => (number ? `version ${number}` : "the conf
 /** The genome of a result. @param {{version: number|null, candidate: number|null}} result */
 export function genomeName({ version, candidate }) {
   if (version !== null) return versionName(version);
-  return candidate === null ? "a genome without a version" : `candidate ${candidate}`;
+  return candidate === null ? "tried by a proposer" : `candidate ${candidate}`;
 }
 
 /** A rate with its interval. @param {Api.Rate} rate */
 export const rateText = ({ rate, low, high }) =>
   `${percent(rate)} (${percent(low)} to ${percent(high)})`;
+
+/**
+ * What the validation stage measured, the current genome beside the candidate; empty if nothing.
+ * @param {Api.CandidateView} candidate
+ */
+export function validationText({ stages }) {
+  const evidence = stages.find(({ stage }) => stage === "validation")?.evidence || {};
+  const { current, candidate } = evidence;
+  if (typeof current?.rate !== "number" || typeof candidate?.rate !== "number") return "";
+  return `${rateText(candidate)}, the current genome ${rateText(current)}`;
+}
 
 /** Links to runs. @param {string[]} runs */
 export const runLinks = (runs) => runs.map((id, index) => [index > 0 && ", ",

@@ -32,7 +32,8 @@ export function scorePlot(results) {
       "aria-label": label }, [0, 0.5, 1].map(grid),
     shown.map((result, index) => mark(result, x(index), index % every === 0))),
     h("ul", { class: "legend score-legend" }, h("li", { class: "is-version" }, "version"),
-      h("li", { class: "is-candidate" }, "candidate")));
+      h("li", { class: "is-candidate" }, "candidate"),
+      h("li", { class: "is-tried" }, "tried by a proposer, on train cases")));
 }
 
 /** @param {number} share */
@@ -43,9 +44,11 @@ const grid = (share) => s("g", { class: "grid" },
 /** @param {Api.EvaluationResult} result @param {number} x @param {boolean} labelled */
 function mark(result, x, labelled) {
   const { rate, low, high } = result.total, isVersion = result.version !== null;
-  const name = isVersion ? `v${result.version}` : `c${result.candidate ?? "?"}`;
+  const isTried = !isVersion && result.candidate === null;
+  const name = isVersion ? `v${result.version}` : isTried ? "" : `c${result.candidate}`;
   const middle = y(rate);
-  return s("g", { class: isVersion ? "score is-version" : "score is-candidate" },
+  const kind = isVersion ? "is-version" : isTried ? "is-tried" : "is-candidate";
+  return s("g", { class: `score ${kind}` },
     s("title", null, `${genomeName(result)}: ${rateText(result.total)}`),
     s("line", { x1: x, x2: x, y1: y(low), y2: y(high) }),
     s("line", { x1: x - 4, x2: x + 4, y1: y(low), y2: y(low) }),
