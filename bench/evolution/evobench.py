@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.evolution.campaign import CampaignResult, run_campaign
+from bench.evolution.direct_runs import run_campaign_directly
 
 NULL_EDITS, GOOD_EDITS, TRAPS = 1_000, 200, 200
 MEMORY_FOLDER = Path("/dev/shm")
@@ -29,13 +30,16 @@ KEYS = (
 )  # fmt: skip
 
 
-def machinery(seed: int, null: int, good: int, traps: int, jobs: int) -> dict[str, Any]:
+def machinery(
+    seed: int, null: int, good: int, traps: int, jobs: int, *, without_loop: bool
+) -> dict[str, Any]:
     """Take edits with planted effects through the gate; each job is an agent with a lineage."""
+    run = run_campaign_directly if without_loop else run_campaign
     if os.access(MEMORY_FOLDER, os.W_OK):
         tempfile.tempdir = str(MEMORY_FOLDER)
     shares = [tuple(_share(total, at, jobs) for total in (null, good, traps)) for at in range(jobs)]
     with ProcessPoolExecutor(jobs) as pool:
-        started = [pool.submit(run_campaign, seed + at, *share) for at, share in enumerate(shares)]
+        started = [pool.submit(run, seed + at, *share) for at, share in enumerate(shares)]
         results = [future.result() for future in started]
     _print(results)
     promoted: Counter[str] = Counter()
@@ -81,7 +85,7 @@ def _print(results: Sequence[CampaignResult]) -> None:
     runs = sum(result.runs for result in results)
     seconds = max(result.seconds for result in results)
     cpu = sum(result.cpu_seconds for result in results)
-    print(f"{runs} runs of the loop, {seconds:.0f} s, {cpu:.0f} s of processor time")
+    print(f"{runs} runs, {seconds:.0f} s, {cpu:.0f} s of processor time")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -94,11 +98,17 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--traps", type=int, default=TRAPS, help="Traps")
     parser.add_argument("--jobs", type=int, default=2, help="Agents, each in a process [2]")
     parser.add_argument("--seed", type=int, default=1, help="Of the edits and of the model [1]")
+    parser.add_argument(
+        "--without-loop", action="store_true", help="Draw the outcomes of validation runs directly"
+    )
     chosen = parser.parse_args(arguments)
     every = not (chosen.machinery or chosen.sealed or chosen.fleet)
     figures: dict[str, Any] = dict.fromkeys(KEYS)
     if chosen.machinery or every:
-        figures |= machinery(chosen.seed, chosen.null, chosen.good, chosen.traps, chosen.jobs)
+        figures |= machinery(
+            chosen.seed, chosen.null, chosen.good, chosen.traps, chosen.jobs,
+            without_loop=chosen.without_loop,
+        )  # fmt: skip
     if chosen.sealed or every:
         figures |= sealed()
     if chosen.fleet or every:
