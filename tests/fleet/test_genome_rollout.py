@@ -29,7 +29,7 @@ from evoclaw.orchestrator.fleet.rollout_state import (
 )
 from evoclaw.store.databases.database import Database
 from evoclaw.store.databases.migrations import open_database
-from evoclaw.store.genome_rollouts import SCHEMA, LeaseLost, RolloutStore, RolloutWrites
+from evoclaw.store.genome_rollouts import SCHEMA, RolloutLeaseLost, RolloutStore, RolloutWrites
 from tests.support.fleet import Fault, FleetHarness, open_fleet
 from tests.support.waiting import until
 
@@ -114,8 +114,12 @@ def limits(here: FleetHarness) -> dict[str, float | None]:
 
 async def test_a_genome_reaches_all_edges_in_stages(tmp_path: Path) -> None:
     reported: list[str] = []
+
+    def report(rollout: Rollout, what: str, by: str) -> None:
+        reported.append(what)
+
     async with opened(tmp_path) as (here, database):
-        rollouts = rollouts_of(here, database, report=lambda r, what, by: reported.append(what))
+        rollouts = rollouts_of(here, database, report=report)
         async with rollouts.serving():
             rollout = await rollouts.start(
                 "type:sensor", {"call_seconds": 7.0}, by="ann", stages=(20, 60, 100), bounds=WATCHED
@@ -322,7 +326,7 @@ async def test_only_the_owner_of_the_lease_changes_edges(tmp_path: Path) -> None
         rollouts = rollouts_of(here, database)
         async with rollouts.serving():
             rollout = await rollouts.start("*", {"call_seconds": 7.0}, by="ann", bounds=AT_ONCE)
-            with pytest.raises(LeaseLost):
+            with pytest.raises(RolloutLeaseLost):
                 await store.advance("this process", lambda writes: None)
             assert set(limits(here).values()) == {None}
             await store.release("another process")

@@ -23,6 +23,7 @@ from evoclaw.api.routes import (
     definitions,
     events,
     fleet,
+    genome_rollouts,
     genomes,
     governance,
     health,
@@ -106,6 +107,7 @@ def api_routes() -> list[HTTPRouteHandler]:
         *workflows.ROUTES,
         *definitions.ROUTES,
         *genomes.ROUTES,
+        *genome_rollouts.ROUTES,
         *health.ROUTES,
         *openapi.ROUTES,
     ]

@@ -241,6 +241,7 @@ async def _print_edges(*, as_json: bool) -> None:
         state = "online" if row["online"] else "offline"
         note = "" if row["delivery_guarantees"] else " (no delivery guarantees)"
         note += " (default)" if row["default"] else ""
+        note += f" (genome {clean(row['genome'])[:12]})" if row["genome"] else ""
         print_out(f"{row['agent']:20} {state:8} {row['state']:9} {clean(row['summary'])}{note}")
     if not rows:
         print_out("no edges yet; invite one with `evoclaw edges invite NAME`")
@@ -271,6 +272,7 @@ def _found(name: str, member: Member | None, device: Device | None) -> dict[str,
         "model": member is not None and member.has_model,
         "default": False,
         "delivery_guarantees": member is None or not member.online or member.guarantees_delivery,
+        "genome": "" if member is None else member.genome,
     }
 
 
@@ -286,4 +288,5 @@ def _row(edge: dict[str, JSON]) -> dict[str, JSON]:
         "model": bool(edge.get("has_model")),
         "default": bool(edge.get("default")),
         "delivery_guarantees": edge.get("delivery_guarantees", True),
+        "genome": text_of(edge, "genome"),
     }

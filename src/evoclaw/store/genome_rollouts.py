@@ -132,7 +132,7 @@ class RolloutWrites:
             self._connection.execute(_PUT_EDGE, values)
 
 
-class LeaseLost(StoreError):
+class RolloutLeaseLost(StoreError):
     """Another orchestrator drives the roll-outs now; nothing was stored."""
 
     def __init__(self) -> None:
@@ -165,15 +165,15 @@ class RolloutStore:
     async def advance(self, owner: str, work: Callable[[RolloutWrites], None]) -> int:
         """Write progress in one transaction, and return a new order number.
 
-        Raises `LeaseLost` unless `owner` has the lease. Order numbers grow for ever: they start at
-        the time in milliseconds, so that those of a new database are higher than the old ones.
+        Raises `RolloutLeaseLost` unless `owner` has the lease. Order numbers grow for ever: they
+        start at the time in milliseconds, so that those of a new database are higher than old ones.
         """
 
         def run(connection: Connection) -> int:
             now = self._clock()
             row = connection.execute(_OWNED, (owner, now)).fetchone()
             if row is None:
-                raise LeaseLost
+                raise RolloutLeaseLost
             number = max(int(row[0]) + 1, round(now * 1000))
             connection.execute(_ORDER, (number,))
             work(RolloutWrites(self.database, connection))

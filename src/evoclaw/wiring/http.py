@@ -210,6 +210,7 @@ def _api_dependencies(
         memory=runtime.memory,
         workflows=runtime.workflows,
         genomes=runtime.genomes,
+        genome_rollouts=runtime.genome_rollouts,
         cases=case_folder(env),
         metrics=metrics,
         damage=DamageReports(runtime.orchestrator, writer),

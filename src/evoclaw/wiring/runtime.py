@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from evoclaw.observe.metrics import Metrics
     from evoclaw.orchestrator.agents.memory import Memory
     from evoclaw.orchestrator.channels.dispatcher import Channel, ChannelDispatcher
+    from evoclaw.orchestrator.fleet.genome_rollout import GenomeRollouts
     from evoclaw.orchestrator.notifications.service import Notifications
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.orchestrator.overview.gauges import GaugeReader
@@ -61,6 +62,7 @@ class Runtime:
     metrics: Metrics
     gauges: GaugeReader
     genomes: GenomeLineage
+    genome_rollouts: GenomeRollouts
 
     @property
     def default_agent(self) -> Agent:
@@ -98,6 +100,7 @@ async def open_runtime(
         # A SQLite file belongs to this process alone, so leases of the previous process are free.
         alone = stores.database.dialect == "sqlite"
         await stack.enter_async_context(runtime.workflows.serving(alone=alone))
+        await stack.enter_async_context(runtime.genome_rollouts.serving(alone=alone))
         await stack.enter_async_context(runtime.channel_dispatcher.serving())
         await stack.enter_async_context(runtime.notifications.serving())
         retention = SessionRetention(
@@ -122,7 +125,7 @@ async def _build_runtime(
     from evoclaw.orchestrator.runs.runs import Runs
     from evoclaw.store.sessions.canvases import StoredCanvases
     from evoclaw.wiring.channels import open_channels
-    from evoclaw.wiring.evolution import genome_lineage
+    from evoclaw.wiring.evolution import genome_lineage, genome_rollouts
     from evoclaw.wiring.governance import open_governance
     from evoclaw.wiring.notifications import open_notifications
     from evoclaw.wiring.run_factory import RunFactory
@@ -149,6 +152,7 @@ async def _build_runtime(
         stores.database.flush, StoredCanvases(stores.database, CANVAS_LOCATION), memory, metrics,
     )  # fmt: skip
     genomes = genome_lineage(stores.database, home, agents, run_factory)
+    rollouts = genome_rollouts(stores.database, orchestrator, genomes, governance.audit, env)
     conversations = _conversations(stores, agents, run_factory, genomes)
     runs = Runs(conversations, settings=settings.runs)
     workflows = _workflows(settings, stores, runs, conversations, run_factory, approvals)
@@ -164,7 +168,7 @@ async def _build_runtime(
         governance=governance, providers=providers, run_factory=run_factory, approvals=approvals,
         conversations=conversations, runs=runs, memory=memory, workflows=workflows,
         channel_dispatcher=dispatcher, channels=channels, notifications=notifications,
-        metrics=metrics, gauges=gauges, genomes=genomes,
+        metrics=metrics, gauges=gauges, genomes=genomes, genome_rollouts=rollouts,
     )  # fmt: skip
 
 

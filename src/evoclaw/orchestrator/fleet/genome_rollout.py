@@ -37,7 +37,7 @@ from evoclaw.orchestrator.fleet.rollout_state import (
 )
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.store.databases.database import StoreError
-from evoclaw.store.genome_rollouts import LeaseLost, RolloutStore, RolloutWrites
+from evoclaw.store.genome_rollouts import RolloutLeaseLost, RolloutStore, RolloutWrites
 
 logger = logging.getLogger(__name__)
 MAX_LISTED_EDGES = 20
@@ -180,7 +180,7 @@ class GenomeRollouts:
                     alone = alone and not self._has_open
                 else:  # nothing that an edge answers would be noticed
                     self._driver.watching_since = None
-            except LeaseLost:
+            except RolloutLeaseLost:
                 self._driver.watching_since = None
             except EvoClawError as problem:
                 logger.warning("roll-outs of genomes are tried again later: %s", problem)
