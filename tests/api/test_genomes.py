@@ -72,8 +72,8 @@ async def test_roll_outs_need_the_scopes_of_evolution_and_a_person(tmp_path: Pat
         for client, status in ((reader, 200), (other, 403), (stranger, 403)):
             assert (await client.get(path)).status == status
         nowhere = await person.post(path, start)
-        assert (nowhere.status, nowhere.code) == (422, "invalid")
-        assert "No known edge matches 'lamp'" in nowhere.json["error"]["message"]
+        assert (nowhere.status, nowhere.code) == (404, "not_found")
+        assert "no known edge matches 'lamp'" in nowhere.json["error"]["message"]
         assert (await person.get(f"{path}/rollout-1")).status == 404
         assert (await person.post(f"{path}/rollout-1/halt", {})).status == 404
         fleet_of(up).on_advert(Advert("lamp", "shines", genome="ab" * 32))

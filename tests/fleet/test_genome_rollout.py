@@ -19,6 +19,7 @@ from evoclaw.orchestrator.fleet.rollout_driver import (
     RolloutTimings,
 )
 from evoclaw.orchestrator.fleet.rollout_state import (
+    NoEdgeSelected,
     Rollout,
     RolloutBounds,
     RolloutConflict,
@@ -406,10 +407,11 @@ async def test_what_cannot_be_right_is_refused(tmp_path: Path) -> None:
             ("*", {}, (100,), "is empty"),
             ("*", BAD, (50, 25, 100), "growing shares"),
             ("*", BAD, (50,), "the last one 100"),
-            ("type:oven", BAD, (100,), "No known edge matches 'type:oven'"),
         ):
             with pytest.raises(ToolFailure, match=words):
                 await rollouts.start(selector, patch, by="ann", stages=stages)
+        with pytest.raises(NoEdgeSelected, match="no known edge matches 'type:oven'"):
+            await rollouts.start("type:oven", BAD, by="ann")
         first = await rollouts.start("a", BAD, by="ann")
         with pytest.raises(RolloutConflict, match=first.id):
             await rollouts.start("b, a", BAD, by="ann")

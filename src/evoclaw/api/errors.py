@@ -27,7 +27,11 @@ from evoclaw.core.messages import JSON
 from evoclaw.evolution.lineage import GenomeNotFound
 from evoclaw.governance.shared_stops import StopNotShared
 from evoclaw.orchestrator.fleet.edge_genomes import EdgeRefused, EdgeSilent
-from evoclaw.orchestrator.fleet.rollout_state import RolloutConflict, RolloutNotFound
+from evoclaw.orchestrator.fleet.rollout_state import (
+    NoEdgeSelected,
+    RolloutConflict,
+    RolloutNotFound,
+)
 from evoclaw.orchestrator.orchestrator import EdgeOffline
 from evoclaw.orchestrator.runs.compaction import CannotCompact
 from evoclaw.orchestrator.runs.requests import (
@@ -137,6 +141,7 @@ _STATUS_BY_ERROR: Mapping[type[EvoClawError], tuple[int, str]] = {
     AgentNotFound: (404, "not_found"),
     GenomeNotFound: (404, "not_found"),
     RolloutNotFound: (404, "not_found"),
+    NoEdgeSelected: (404, "not_found"),
     RolloutConflict: (409, "rolling_out"),
     EdgeSilent: (409, "offline"),
     EdgeRefused: (409, "refused"),

@@ -240,8 +240,8 @@ async def _print_edges(*, as_json: bool) -> None:
     for row in rows:
         state = "online" if row["online"] else "offline"
         note = "" if row["delivery_guarantees"] else " (no delivery guarantees)"
-        note += " (default)" if row["default"] else ""
         note += f" (genome {clean(row['genome'])[:12]})" if row["genome"] else ""
+        note += " (default)" if row["default"] else ""
         print_out(f"{row['agent']:20} {state:8} {row['state']:9} {clean(row['summary'])}{note}")
     if not rows:
         print_out("no edges yet; invite one with `evoclaw edges invite NAME`")

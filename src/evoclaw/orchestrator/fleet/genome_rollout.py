@@ -27,6 +27,7 @@ from evoclaw.orchestrator.fleet.rollout_records import (
 from evoclaw.orchestrator.fleet.rollout_state import (
     CHANGED,
     DEFAULT_STAGES,
+    NoEdgeSelected,
     Rollout,
     RolloutBounds,
     RolloutEdge,
@@ -74,21 +75,18 @@ class GenomeRollouts:
     ) -> Rollout:
         """Start a roll-out.
 
-        Raises `ToolFailure` for a patch, stages or a selector that cannot be right, and
+        Raises `NoEdgeSelected`, `ToolFailure` for a patch or stages that cannot be right, and
         `RolloutConflict` if another roll-out to one of the edges is running.
         """
+        members = self._fleet.members()
+        names = [member.agent_id for member in members if matches(selector, member)]
+        if not names:
+            known = [member.agent_id for member in members[:MAX_LISTED_EDGES]]
+            raise NoEdgeSelected(selector, known)
         if not patch:
             raise genome_refused("The patch is empty: set at least one key of the genome.")
         merged(CONFIGURED, patch, CONFIGURED, EDGE_TUNABLES)
         check_stages(stages)
-        members = self._fleet.members()
-        names = [member.agent_id for member in members if matches(selector, member)]
-        if not names:
-            known = ", ".join(member.agent_id for member in members[:MAX_LISTED_EDGES])
-            raise genome_refused(
-                f"No known edge matches {selector!r}. Use the id of an edge, `type:NAME` or `*`; "
-                f"known edges: {known or 'none'}."
-            )
         rollout = Rollout(
             id=f"rollout-{secrets.token_hex(4)}", selector=selector, patch=dict(patch), by=by,
             reason=reason, stages=tuple(stages), bounds=bounds or RolloutBounds(),

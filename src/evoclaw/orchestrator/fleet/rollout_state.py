@@ -191,6 +191,16 @@ class RolloutNotFound(EvoClawError):
         super().__init__(f"there is no roll-out {rollout!r}; see `evoclaw genome roll-outs`")
 
 
+class NoEdgeSelected(EvoClawError):
+    """A selector means no known edge."""
+
+    def __init__(self, selector: str, known: Sequence[str]) -> None:
+        super().__init__(
+            f"no known edge matches {selector[:200]!r}: use the id of an edge, `type:NAME` or `*`; "
+            f"known edges: {', '.join(known) or 'none'}"
+        )
+
+
 class RolloutConflict(EvoClawError):
     """Another roll-out is in the way."""
 
