@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from evoclaw.transport.wire import Advert
+from tests.api.test_events import fleet_of
 from tests.support.service import running_service
 
 CHANGE = {"genome": {"prompt": "Be brief."}}
@@ -53,3 +55,37 @@ async def test_no_genome_is_changed_while_the_audit_cannot_be_written(tmp_path: 
             up.house.audit.failing = ""
         assert (refused.status, refused.code) == (503, "audit")
         assert (await ann.get("/v1/genomes/helper")).json["version"] == 0
+
+
+async def test_roll_outs_need_the_scopes_of_evolution_and_a_person(tmp_path: Path) -> None:
+    start = {"selector": "lamp", "genome": {"max_turns": 3}}
+    async with running_service(tmp_path) as up:
+        reader = await up.client_with("evolution:read")
+        writer = await up.client_with("evolution:read", "evolution:write")
+        person = await up.client_with("evolution:read", "evolution:write", "human")
+        other = await up.client_with("runs:read", "human")
+        stranger = await up.client_with("*", tenant="acme")
+        path = "/v1/genome-rollouts"
+        for client, status in ((reader, 403), (writer, 403), (other, 403), (stranger, 403)):
+            assert (await client.post(path, start)).status == status
+            assert (await client.post(f"{path}/rollout-1/halt", {})).status == status
+        for client, status in ((reader, 200), (other, 403), (stranger, 403)):
+            assert (await client.get(path)).status == status
+        nowhere = await person.post(path, start)
+        assert (nowhere.status, nowhere.code) == (404, "not_found")
+        assert "no known edge matches 'lamp'" in nowhere.json["error"]["message"]
+        assert (await person.get(f"{path}/rollout-1")).status == 404
+        assert (await person.post(f"{path}/rollout-1/halt", {})).status == 404
+        fleet_of(up).on_advert(Advert("lamp", "shines", genome="ab" * 32))
+        wrong = await person.post(path, {**start, "stages": [50]})
+        assert (wrong.status, wrong.code) == (422, "invalid")
+        begun = await person.post(path, start)
+        assert (begun.status, begun.json["edges"]) == (201, {"planned": 1})
+        assert (await person.post(path, start)).code == "rolling_out"
+        shown = await reader.get(f"{path}/{begun.json['id']}")
+        assert [edge["state"] for edge in shown.json["edges"]] == ["planned"]
+        halted = await person.post(f"{path}/{begun.json['id']}/halt", {"reason": "not now"})
+        assert (halted.status, halted.json["problem"]) == (200, "not now")
+        watcher = await up.client_with("fleet:read")
+        (lamp,) = (await watcher.get("/v1/fleet")).json["items"]
+        assert lamp["genome"] == "ab" * 32

@@ -14,7 +14,7 @@ import pytest
 from evoclaw import verify
 from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.genome import CONFIGURED, Genome, ToolText
-from evoclaw.core.messages import ErrorKind
+from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.evolution.lineage import (
     GenomeLineage,
     GenomeNotFound,
@@ -246,3 +246,27 @@ def test_the_difference_of_two_genomes_is_a_merge_patch() -> None:
         "tools": {"y": None, "x": {"examples": ["e"]}},
     }
     assert changes_between(old, old) == {}
+
+
+async def test_changes_that_an_edge_confirmed_are_a_lineage_of_its_own(place: Place) -> None:
+    first = Genome(max_turns=10, run_seconds=3600.0)
+    new = Genome(max_turns=3, run_seconds=3600.0, version=1)
+    scores: dict[str, JSON] = {"rollout": "r1", "passed": 4, "attempts": 5}
+    async with lineage_in(place) as lineage:
+        await lineage.change("pi", {"prompt": "Hi."}, by="ann")
+        for _ in range(2):  # a killed orchestrator does it again
+            await lineage.record_edge("pi", first, new, by="ann", reason="r1")
+        for _ in range(2):
+            await lineage.record_edge("pi", first, new, by="ann", reason="r1", scores=scores)
+        for _ in range(2):
+            await lineage.record_edge("pi", new, first, by="ben", reason="r1: worse", scores=scores)
+        entries = await lineage.history("edge:pi")
+        assert [(e.kind, e.version, e.restored, e.digest, e.by) for e in entries] == [
+            ("change", 1, None, first.digest, "pi"),
+            ("change", 2, None, new.digest, "ann"),
+            ("evaluation", None, None, new.digest, "ann"),
+            ("rollback", 3, 1, first.digest, "ben"),
+        ]
+        lines = [*await lineage.export("edge:pi")]
+        assert problems(lines) == []
+        assert [entry.kind for entry in await lineage.history("pi")] == ["change"]

@@ -150,9 +150,11 @@ async def test_a_genome_rollback_requires_a_version_and_is_idempotent(tmp_path: 
 async def test_the_genome_sets_call_concurrency_and_timeouts(tmp_path: Path) -> None:
     async with open_fleet(tmp_path) as here:
         say = here.orchestrator.query
-        await say("pi", "update_genome", {"genome": {"concurrency": 1, "call_seconds": 25}})
         member = here.orchestrator.fleet.member("pi")
-        await until(lambda: member.is_known and 25 in {one.timeout for one in member.tools})
+        approved, old = dict(member.advertised_hashes), member.genome
+        await say("pi", "update_genome", {"genome": {"concurrency": 1, "call_seconds": 25}})
+        await until(lambda: member.genome != old, say="the digest of the genome is advertised")
+        assert member.advertised_hashes == approved, "a lower limit needs no new approval"
         asked = [here.start_tool("hold", text=str(n)) for n in range(3)]
         edge = here.pi.edge
         assert edge is not None

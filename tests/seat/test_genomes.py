@@ -10,6 +10,7 @@ from evoclaw.cli import exits
 from tests.support.seat import Seat, seat
 from tests.support.skills import guide, write_skill
 from tests.support.up_process import SETTINGS, ok, start_run, wait_for_state
+from tests.support.waiting import until
 
 
 async def parsed(place: Seat, *arguments: str) -> Any:
@@ -148,3 +149,88 @@ async def test_the_genome_of_an_edge_is_shown_changed_and_rolled_back(tmp_path: 
         file.write_text('{"models": ["x"]}')
         ran = await place.type("genome", "set", "garage", "--file", str(file))
         assert "'models' is not part of the genome" in ran.err
+
+
+async def test_a_genome_is_rolled_out_to_edges_and_taken_back(tmp_path: Path) -> None:
+    async with seat(tmp_path) as place:
+        for name in ("garage", "cellar"):
+            await place.add_edge(name)
+        file = tmp_path / "patch.json"
+        file.write_text('{"max_turns": 3}')
+        start = ("genome", "roll-out", "--to", "garage, cellar", "--file", str(file), "--wait")
+        done = await parsed(
+            place, *start, "--stages", "50,100", "--soak", "0", "--min-evidence", "0",
+            "--reason", "shorter runs",
+        )  # fmt: skip
+        assert (done["state"], done["edges"], done["stage"]) == ("completed", {"applied": 2}, 2)
+        shown = await parsed(place, "genome", "roll-outs", done["id"])
+        assert [edge["version"] for edge in shown["edges"]] == [1, 1]
+        digests = {edge["agent_id"]: edge["digest"] for edge in shown["edges"]}
+        listed = {row["agent"]: row["genome"] for row in await parsed(place, "edges", "list")}
+        assert listed.items() >= digests.items()
+        for name in digests:
+            assert (await parsed(place, "genome", "show", name))["genome"]["max_turns"] == 3
+        halted = await place.type("genome", "halt", done["id"], "--reason", "runs end too early")
+        assert halted.code == exits.OK, halted.err
+
+        async def is_back() -> bool:
+            (found,) = await parsed(place, "genome", "roll-outs")
+            return found["state"] == "rolled_back"
+
+        await until(is_back)
+        key = ""
+        for name in digests:
+            assert (await parsed(place, "genome", "show", name))["genome"]["max_turns"] == 10
+            history = await parsed(place, "genome", "history", name)
+            kinds = [(entry["kind"], entry["genome"]["max_turns"]) for entry in history]
+            assert [kind for kind in kinds if kind[0] != "evaluation"] == [
+                ("change", 10), ("change", 3), ("rollback", 10),
+            ]  # fmt: skip
+            assert history[-1]["reason"] == f"roll-out {done['id']}: runs end too early"
+            key = str(history[-1]["key"])
+        export = tmp_path / "lineage.jsonl"
+        assert (await place.type("genome", "export", "garage", str(export))).code == exits.OK
+        for target in ("garage", str(export)):
+            assert (await place.type("genome", "verify", target)).code == exits.OK
+        assert (await place.type("genome", "verify", "garage", "--key", key)).code == exits.OK
+        export.write_text(export.read_text().replace("too early", "too late!"))
+        assert (await place.type("genome", "verify", str(export))).code == exits.FAILED
+        client = await place.up.wait_ready()
+        audited = ok(await client.get("/v1/audit?kind=genome_rollout"))["items"]
+        assert [row["what"] for row in audited] == [
+            "started", "stage 2 of 2", "completed", "halted", "rolled back",
+        ]  # fmt: skip
+
+
+async def test_a_roll_out_goes_on_after_a_kill_of_the_service(tmp_path: Path) -> None:
+    async with seat(tmp_path) as place:
+        for name in ("garage", "cellar"):
+            await place.add_edge(name)
+        file = tmp_path / "patch.json"
+        file.write_text('{"max_turns": 3}')
+        started = await parsed(
+            place, "genome", "roll-out", "--to", "*", "--file", str(file), "--stages", "50,100",
+            "--soak", "0", "--min-evidence", "1",
+        )  # fmt: skip
+
+        async def has_applied() -> bool:
+            found = await parsed(place, "genome", "roll-outs", started["id"])
+            return found["rollout"]["edges"].get("applied") == 1
+
+        await until(has_applied)
+        refused = await place.type("genome", "set", "garage", "--file", str(file))
+        assert "is part of the roll-out" in refused.err
+        await place.up.kill()
+        await place.up.start()
+        for name in ("garage", "cellar"):
+            await place.wait_online(name)
+        assert await has_applied()
+        assert (await place.type("genome", "halt", started["id"])).code == exits.OK
+
+        async def is_back() -> bool:
+            (found,) = await parsed(place, "genome", "roll-outs")
+            return found["state"] == "rolled_back"
+
+        await until(is_back)
+        for name in ("garage", "cellar"):
+            assert (await parsed(place, "genome", "show", name))["genome"]["max_turns"] == 10

@@ -36,6 +36,7 @@ from evoclaw.governance.stops import StopFile, Stops
 from evoclaw.observe.audit.service import AuditService, RefusedRequest
 from evoclaw.observe.audit.writer import open_audit
 from evoclaw.orchestrator.agents.memory import Memory
+from evoclaw.orchestrator.fleet.genome_rollout import GenomeRollouts
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.orchestrator.overview.metrics import MetricsReader
 from evoclaw.orchestrator.overview.model_checks import ModelChecks
@@ -49,6 +50,7 @@ from evoclaw.orchestrator.sessions.conversations import Conversations
 from evoclaw.providers.scripted import Scripted, says
 from evoclaw.skills.registry import SkillRegistry
 from evoclaw.store import evaluations as evaluation_store
+from evoclaw.store import genome_rollouts as rollout_store
 from evoclaw.store import genomes as genome_store
 from evoclaw.store import memory as memory_store
 from evoclaw.store import notifications as notification_store
@@ -107,6 +109,7 @@ SCHEMAS = (
     rating_store.SCHEMA,
     genome_store.SCHEMA,
     evaluation_store.SCHEMA,
+    rollout_store.SCHEMA,
 )
 WORKFLOW = Workflow(
     "greet",
@@ -260,6 +263,10 @@ class ServiceHarness:
         orchestrator: Orchestrator | None = None,
         others: TokenVerifier | None = None,
     ) -> ApiDependencies:
+        rollouts = None
+        if orchestrator is not None:
+            store = rollout_store.RolloutStore(self.database)
+            rollouts = GenomeRollouts(store, orchestrator)
         return ApiDependencies(
             access=AccessControl(self.tokens, external=others),
             settings=settings,
@@ -285,6 +292,7 @@ class ServiceHarness:
             memory=self.memory,
             workflows=self.workflows,
             genomes=self.genomes,
+            genome_rollouts=rollouts,
             cases=CaseFolder(self.folder / "cases"),
             evaluations=self.evaluations,
             metrics=lambda: "evoclaw_test 1\n",

@@ -171,6 +171,7 @@ WRITTEN: dict[str, Command | Report | Status | Advert] = {
         version="0.1.0",
         llm=True,
         tools=[AdvertisedTool("bash", "1", "0011223344556677")],
+        genome="9f86d081884c7d65",
     ),
 }
 

@@ -26,6 +26,7 @@ from evoclaw.api.routes import (
     evaluations,
     events,
     fleet,
+    genome_rollouts,
     genomes,
     governance,
     health,
@@ -112,6 +113,7 @@ def api_routes() -> list[HTTPRouteHandler]:
         *genomes.ROUTES,
         *candidates.ROUTES,
         *evaluations.ROUTES,
+        *genome_rollouts.ROUTES,
         *health.ROUTES,
         *openapi.ROUTES,
     ]

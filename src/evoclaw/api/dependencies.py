@@ -22,6 +22,7 @@ from evoclaw.observe.audit.service import AuditService, RefusedRequest
 from evoclaw.orchestrator.agents.definition_file import AgentDefinitionFile
 from evoclaw.orchestrator.agents.memory import Memory
 from evoclaw.orchestrator.agents.policy_explainer import PolicyExplainer
+from evoclaw.orchestrator.fleet.genome_rollout import GenomeRollouts
 from evoclaw.orchestrator.fleet.pairing import EdgePairing
 from evoclaw.orchestrator.orchestrator import Orchestrator
 from evoclaw.orchestrator.overview.damage import DamageReports
@@ -117,6 +118,8 @@ class ApiDependencies:
     workflows: Workflows | None = None
     genomes: GenomeLineage | None = None
     """The genomes of the agents, with their lineages."""
+    genome_rollouts: GenomeRollouts | None = None
+    """The roll-outs of genomes to edges."""
     cases: CaseFolder | None = None
     """The cases for evaluations."""
     evaluations: EvaluationService | None = None

@@ -33,6 +33,12 @@ from evoclaw.evolution.evaluation_service import (
 )
 from evoclaw.evolution.lineage import GenomeChanged, GenomeNotFound, SealedOpened
 from evoclaw.governance.shared_stops import StopNotShared
+from evoclaw.orchestrator.fleet.edge_genomes import EdgeRefused, EdgeSilent
+from evoclaw.orchestrator.fleet.rollout_state import (
+    NoEdgeSelected,
+    RolloutConflict,
+    RolloutNotFound,
+)
 from evoclaw.orchestrator.orchestrator import EdgeOffline
 from evoclaw.orchestrator.runs.compaction import CannotCompact
 from evoclaw.orchestrator.runs.requests import (
@@ -148,6 +154,11 @@ _STATUS_BY_ERROR: Mapping[type[EvoClawError], tuple[int, str]] = {
     EvaluationRunning: (409, "busy"),
     EvaluationEnded: (409, "ended"),
     EvaluationStopped: (409, "stopped"),
+    RolloutNotFound: (404, "not_found"),
+    NoEdgeSelected: (404, "not_found"),
+    RolloutConflict: (409, "rolling_out"),
+    EdgeSilent: (409, "offline"),
+    EdgeRefused: (409, "refused"),
     workflows.UnknownWorkflow: (404, "not_found"),
     workflows.WorkflowRunNotFound: (404, "not_found"),
     EdgeOffline: (409, "offline"),

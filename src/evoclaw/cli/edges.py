@@ -240,6 +240,7 @@ async def _print_edges(*, as_json: bool) -> None:
     for row in rows:
         state = "online" if row["online"] else "offline"
         note = "" if row["delivery_guarantees"] else " (no delivery guarantees)"
+        note += f" (genome {clean(row['genome'])[:12]})" if row["genome"] else ""
         note += " (default)" if row["default"] else ""
         print_out(f"{row['agent']:20} {state:8} {row['state']:9} {clean(row['summary'])}{note}")
     if not rows:
@@ -271,6 +272,7 @@ def _found(name: str, member: Member | None, device: Device | None) -> dict[str,
         "model": member is not None and member.has_model,
         "default": False,
         "delivery_guarantees": member is None or not member.online or member.guarantees_delivery,
+        "genome": "" if member is None else member.genome,
     }
 
 
@@ -286,4 +288,5 @@ def _row(edge: dict[str, JSON]) -> dict[str, JSON]:
         "model": bool(edge.get("has_model")),
         "default": bool(edge.get("default")),
         "delivery_guarantees": edge.get("delivery_guarantees", True),
+        "genome": text_of(edge, "genome"),
     }

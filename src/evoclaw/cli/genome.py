@@ -78,9 +78,7 @@ def _diff(agent: str, old: int, new: int | None, *, as_json: bool) -> int:
     return with_client(diff)
 
 
-@genome.command(
-    "history", help="List the versions, evaluations and candidates of an agent's genome"
-)
+@genome.command("history", help="List the versions, evaluations and candidates of a genome")
 @_AGENT
 @json_option()
 def _history(agent: str, *, as_json: bool) -> int:
@@ -112,8 +110,8 @@ def _history(agent: str, *, as_json: bool) -> int:
 @click.option("--run", multiple=True, metavar="ID", help="Name a run as the reason; repeatable")
 @json_option()
 def _set(agent: str, file: Path, reason: str, run: tuple[str, ...], *, as_json: bool) -> int:
-    _check_person()
-    body: dict[str, JSON] = {"genome": _read_patch(file), "reason": reason, "runs": list(run)}
+    check_person()
+    body: dict[str, JSON] = {"genome": read_patch(file), "reason": reason, "runs": list(run)}
     return with_client(lambda client: _change(client, agent, "versions", body, as_json=as_json))
 
 
@@ -123,7 +121,7 @@ def _set(agent: str, file: Path, reason: str, run: tuple[str, ...], *, as_json: 
 @_REASON
 @json_option()
 def _rollback(agent: str, version: int | None, reason: str, *, as_json: bool) -> int:
-    _check_person()
+    check_person()
     body: dict[str, JSON] = {"version": version, "reason": reason}
     return with_client(lambda client: _change(client, agent, "rollback", body, as_json=as_json))
 
@@ -140,8 +138,8 @@ def _export(agent: str, file: Path) -> int:
     return with_client(export)
 
 
-@genome.command("verify", help="Verify the lineage of an agent's genome, or an exported file")
-@click.argument("agent", help="Name of the agent, or an exported file")
+@genome.command("verify", help="Verify the lineage of a genome, or an exported file")
+@click.argument("agent", help="Name of the agent, id of the edge, or an exported file")
 @click.option("--key", metavar="KEY", help="Accept only entries signed with this public key")
 def _verify(agent: str, key: str | None) -> int:
     if Path(agent).is_file():
@@ -151,7 +149,7 @@ def _verify(agent: str, key: str | None) -> int:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "lineage.jsonl"
             write_lines(file, await _entries(client, agent))
-            return _run_verifier(file, [] if key is None else [f"{agent}={key}"])
+            return _run_verifier(file, [] if key is None else [f"{_agent_of(str(file))}={key}"])
 
     return with_client(verify)
 
@@ -222,7 +220,8 @@ def _pretty(value: JSON) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False)
 
 
-def _read_patch(file: Path) -> JSON:
+def read_patch(file: Path) -> JSON:
+    """The patch of a genome in a file, or in the standard input."""
     try:
         data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
         patch: JSON = msgspec.json.decode(data)
@@ -235,6 +234,7 @@ def _read_patch(file: Path) -> JSON:
     return patch
 
 
-def _check_person() -> None:
+def check_person() -> None:
+    """Refuse programs: only a person may change a genome."""
     if why := identify_answerer().refusal_reason("local"):
         raise ConfigError(why)

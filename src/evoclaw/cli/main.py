@@ -91,6 +91,7 @@ _MODULES = {
     "import": "evoclaw.cli.export",
     "agents": "evoclaw.cli.agent_list",
     "eval": "evoclaw.cli.evaluation",
+    "genome": "evoclaw.cli.genome_rollouts",
 }
 """The module of a command, if it is not named after the command."""
 _ATTRIBUTES = {"import": "import_command", "help": "help_command", "eval": "eval_command"}

@@ -71,14 +71,14 @@ async def assemble(
     genomes, outcomes = Genomes(journal, skills=skills), Outcomes()
     nested = PendingNestedCalls()
     await genomes.load()
-    pipeline = Pipeline.of(ports.executor).with_steps(
-        GenomeTimeouts(genomes.current), GenomeSkills(genomes.current, skills)
-    )
+    offered = Pipeline.of(ports.executor).with_steps(GenomeSkills(genomes.current, skills))
     if artifacts is not None:
-        pipeline = pipeline.with_steps(
+        offered = offered.with_steps(
             KeepLargeOutput(artifacts, limit=limits.output_bytes),
             routes=[LocalExecutor([artifact_tool(artifacts)], sound=True)],
         )
+    # A person approved the tools as they are configured: a lower limit is no other tool.
+    pipeline = offered.with_steps(GenomeTimeouts(genomes.current))
     ports = replace(ports, executor=pipeline)
     run: Planner = ToolPlans(ports, check=check, whole=artifacts is not None, notes=notes).plan
     model = None
@@ -90,7 +90,7 @@ async def assemble(
             who,
             link,
             journal,
-            ports.executor,
+            offered,
             add_spans({"tool": run, "execute": run, "prompt": prompts.plan}, tracing, who.agent_id),
             genomes,
             outcomes,

@@ -131,6 +131,7 @@ async def _answer(edge: EdgeDevice, command: Command, message: bytes) -> None:
             grant = edge.parts.check(command)
             if grant is not None and ORDERED_COMMANDS.intersection(commands_within(command)):
                 await edge.parts.genomes.check_order(grant.issued_at, command.request_id)
+        await _check_order_number(edge, command)
         answer = await QUICK_COMMANDS[command.command](edge, command)
     except ToolFailure as problem:
         error = WireError(problem.kind, problem.message)
@@ -143,6 +144,14 @@ async def _answer(edge: EdgeDevice, command: Command, message: bytes) -> None:
     if command.command == "shutdown":
         edge.stop()
     return None
+
+
+async def _check_order_number(edge: EdgeDevice, command: Command) -> None:
+    """Refuse a numbered change of the genome that arrives after one with a higher number."""
+    number = command.payload.get("order")
+    changes = command.command in ORDERED_COMMANDS or command.payload.get("action") == "roll_back"
+    if changes and isinstance(number, int):
+        await edge.parts.genomes.check_order_number(number)
 
 
 async def _ping(edge: EdgeDevice, command: Command) -> JSON:

@@ -169,8 +169,10 @@ def default_summary(agent_id: str, agent_type: str) -> str:
     return f"{agent_id} {_SUMMARIES.get(agent_type, 'edge agent')}"
 
 
-def advert(who: EdgeIdentity, tools: Sequence[Tool], *, has_model: bool) -> Advert:
-    """The advert of a device with these tools."""
+def advert(
+    who: EdgeIdentity, tools: Sequence[Tool], *, has_model: bool, genome: str = ""
+) -> Advert:
+    """The advert of a device with these tools, and a genome of this digest."""
     return Advert(
         who.agent_id,
         who.summary or default_summary(who.agent_id, who.agent_type),
@@ -180,4 +182,5 @@ def advert(who: EdgeIdentity, tools: Sequence[Tool], *, has_model: bool) -> Adve
         version=VERSION,
         llm=has_model,
         tools=[AdvertisedTool(tool.name, tool.version, tool_hash(tool)) for tool in tools],
+        genome=genome,
     )

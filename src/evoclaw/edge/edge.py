@@ -183,7 +183,10 @@ class Edge:
     def advert(self) -> Advert:
         """The current advert."""
         return advert(
-            self.parts.identity, self.parts.executor.tools(), has_model=self.parts.has_model
+            self.parts.identity,
+            self.parts.executor.tools(),
+            has_model=self.parts.has_model,
+            genome=self.parts.genomes.current().digest,
         )
 
     def send_hello(self) -> None:
@@ -243,11 +246,13 @@ class Edge:
 
     def metrics(self) -> dict[str, JSON]:
         """The answer to `get_metrics`."""
+        genome = self.parts.genomes.current()
         return {
             "heartbeat": as_payload(self.heartbeat()),
             "machine": as_payload(self.machine.read()),
             "tools": self.parts.outcomes.metrics(),
             "fitness": self.parts.outcomes.fitness(),
+            "genome": {"version": genome.version, "digest": genome.digest},
             "dropped": dict(self.counts) | dict(self.memory.counts),
             "unsent": self.reports.dropped,
             "given_up": self.reports.given_up,

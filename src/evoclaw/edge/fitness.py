@@ -102,8 +102,10 @@ class Outcomes:
             "tools": _share(succeeded, judged),
             "by_tool": {n: _share(t.succeeded, t.succeeded + _faults(t)) for n, t in tools},
             "calls_judged": judged,
+            "calls_succeeded": succeeded,
             "model": _share(completed + limited / 2, runs),
             "runs_judged": runs,
+            "run_points": completed + limited / 2,
         }
 
     def dump(self) -> bytes:

@@ -96,6 +96,25 @@ class Genomes:
                 change = _Change(issued_at, request_id)
                 await self._store.remember(key, msgspec.json.encode(change))
 
+    async def check_order_number(self, number: int) -> None:
+        """Raise `ToolFailure` for a change with a lower number than one that arrived before it.
+
+        A roll-out numbers its changes, so that one that was held back, or that a fenced
+        orchestrator sent, does not undo a rollback.
+        """
+        key = f"{self._key} order number"
+        async with self._lock:
+            kept = await self._store.recall(key)
+            last = 0 if kept is None else msgspec.json.decode(kept, type=int)
+            if number < last:
+                text = (
+                    f"The change has the order number {number}, and one with {last} arrived before "
+                    "it, so nothing was changed."
+                )
+                raise ToolFailure(ErrorKind.CONFLICT, text)
+            if number > last:
+                await self._store.remember(key, msgspec.json.encode(number))
+
     async def update(self, patch: Mapping[str, JSON]) -> Genome:
         """Apply a patch; raise `ToolFailure`, and change nothing, if any part is invalid.
 

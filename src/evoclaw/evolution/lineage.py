@@ -372,6 +372,49 @@ class GenomeLineage:
 
         await self._store.append(agent, make)
 
+    async def record_edge(
+        self,
+        edge_id: str,
+        before: Genome,
+        genome: Genome,
+        *,
+        by: str,
+        reason: str = "",
+        scores: dict[str, JSON] | None = None,
+    ) -> None:
+        """Record what the genome of an edge is after a change, as the edge confirmed it.
+
+        What the edge had before is recorded first, if it is not the end of the lineage. An earlier
+        content is a rollback. A repeated change, with the same reason, adds nothing, or an
+        evaluation if it has scores.
+        """
+        name = edge_lineage(edge_id)
+
+        def make_before(head: LineageHead) -> StoredEntry | None:
+            last = None if head.current is None else read_entry(head.current)
+            if last is not None and (last.digest, last.reason) == (genome.digest, reason):
+                return None
+            if _current_of(head).digest == before.digest:
+                return None
+            found = replace(before, restored=None)
+            return self._entry(name, head, found, "change", edge_id, "found on the edge", ())
+
+        await self._store.append(name, make_before)
+        versions = [e for e in await self.history(name) if e.version is not None]
+        earlier = {entry.digest: entry.version for entry in versions}
+
+        def make(head: LineageHead) -> StoredEntry | None:
+            if _current_of(head).digest != genome.digest:
+                kind = "rollback" if genome.digest in earlier else "change"
+                new = replace(genome, restored=earlier.get(genome.digest))
+                return self._entry(name, head, new, kind, by, reason, (), scores)
+            last = None if head.last is None else read_entry(head.last)
+            if not scores or (last is not None and last.scores == scores):
+                return None
+            return self._entry(name, head, genome, "evaluation", by, reason, (), scores)
+
+        await self._store.append(name, make)
+
     async def export(self, agent: str) -> Sequence[dict[str, JSON]]:
         """The lineage as lines for `evoclaw/verify.py`."""
         return [
@@ -431,6 +474,11 @@ class GenomeLineage:
 def entry_hash(entry: LineageEntry) -> str:
     """The hash that identifies an entry; the next one names it."""
     return sha256(canonical(msgspec.json.decode(msgspec.json.encode(entry)))).hexdigest()
+
+
+def edge_lineage(edge_id: str) -> str:
+    """The name of the lineage of an edge: an agent may have the same name as the edge."""
+    return f"edge:{edge_id}"
 
 
 def read_entry(stored: StoredEntry) -> LineageEntry:

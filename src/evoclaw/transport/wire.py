@@ -321,6 +321,8 @@ class Advert(Struct, frozen=True, omit_defaults=True):
     """Whether it answers prompts; an edge whose advert has no `v` does."""
     tools: list[AdvertisedTool] = []
     """Their schemas are fetched with `tools_list`."""
+    genome: str = ""
+    """The digest of its genome; it is published again when that changes."""
 
 
 _COMMANDS, _REPORTS = msgspec.json.Decoder(Command), msgspec.json.Decoder(Report)

@@ -1,4 +1,4 @@
-"""Builds the lineage of the genomes of an orchestrator's agents."""
+"""Builds the lineages of genomes, and the roll-outs of genomes to edges."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from evoclaw.core.agent import Agent
     from evoclaw.core.genome import Genome
     from evoclaw.evolution.lineage import GenomeLineage
+    from evoclaw.observe.audit.writer import Audit
+    from evoclaw.orchestrator.fleet.genome_rollout import GenomeRollouts
+    from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.skills.registry import SkillRegistry
     from evoclaw.store.databases.database import Database
     from evoclaw.wiring.run_factory import RunFactory
@@ -47,3 +50,44 @@ def signed_lineage(
 
     key = DeviceKey.load_or_create(home / DEVICE_KEY_FILE)
     return GenomeLineage(GenomeStore(database), key.public_key, key.sign_genome, check=check)
+
+
+def genome_rollouts(
+    database: Database,
+    orchestrator: Orchestrator,
+    genomes: GenomeLineage,
+    audit: Audit | None,
+    env: Mapping[str, str],
+) -> GenomeRollouts:
+    """The roll-outs in a database; a stop of everything holds them."""
+    from evoclaw.config.paths import default_data_folder
+    from evoclaw.core.labels import Principal
+    from evoclaw.governance.stops import Stops
+    from evoclaw.observe.audit.service import AuditService
+    from evoclaw.orchestrator.fleet.genome_rollout import GenomeRollouts
+    from evoclaw.orchestrator.fleet.rollout_driver import EdgeGenomeChange, RolloutParts
+    from evoclaw.orchestrator.fleet.rollout_state import Rollout
+    from evoclaw.store.genome_rollouts import RolloutStore
+    from evoclaw.wiring.oversight import stop_files
+
+    service = None if audit is None else AuditService(audit, default_data_folder(env), env)
+    stops = Stops(*stop_files(env))
+
+    async def record(change: EdgeGenomeChange) -> None:
+        await genomes.record_edge(
+            change.agent_id, change.before, change.genome, by=change.by, reason=change.reason,
+            scores=change.scores,
+        )  # fmt: skip
+
+    def report(rollout: Rollout, what: str, by: str) -> None:
+        if service is not None:
+            reason = rollout.problem or rollout.reason
+            principal = Principal(user=by)
+            service.record_genome_rollout(principal, rollout.id, rollout.selector, what, reason)
+
+    def stopped() -> str:
+        stop = stops.cancelling_stop()
+        return "" if stop is None else stop.description
+
+    parts = RolloutParts(record=record, report=report, stopped=stopped)
+    return GenomeRollouts(RolloutStore(database), orchestrator, parts)

@@ -211,6 +211,7 @@ def _api_dependencies(
         memory=runtime.memory,
         workflows=runtime.workflows,
         genomes=runtime.genomes,
+        genome_rollouts=runtime.genome_rollouts,
         cases=case_folder(env),
         evaluations=runtime.evaluations,
         metrics=metrics,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from evoclaw.observe.metrics import Metrics
     from evoclaw.orchestrator.agents.memory import Memory
     from evoclaw.orchestrator.channels.dispatcher import Channel, ChannelDispatcher
+    from evoclaw.orchestrator.fleet.genome_rollout import GenomeRollouts
     from evoclaw.orchestrator.notifications.service import Notifications
     from evoclaw.orchestrator.orchestrator import Orchestrator
     from evoclaw.orchestrator.overview.gauges import GaugeReader
@@ -64,6 +65,7 @@ class Runtime:
     gauges: GaugeReader
     genomes: GenomeLineage
     evaluations: EvaluationService
+    genome_rollouts: GenomeRollouts
 
     @property
     def default_agent(self) -> Agent:
@@ -103,6 +105,7 @@ async def open_runtime(
         alone = stores.database.dialect == "sqlite"
         await stack.enter_async_context(runtime.workflows.serving(alone=alone))
         await stack.enter_async_context(runtime.evaluations.serving(alone=alone))
+        await stack.enter_async_context(runtime.genome_rollouts.serving(alone=alone))
         await stack.enter_async_context(runtime.channel_dispatcher.serving())
         await stack.enter_async_context(runtime.notifications.serving())
         retention = SessionRetention(
@@ -141,7 +144,7 @@ async def _build_runtime(
     from evoclaw.store.sessions.canvases import StoredCanvases
     from evoclaw.wiring.channels import open_channels
     from evoclaw.wiring.evaluation import evaluation_service
-    from evoclaw.wiring.evolution import genome_lineage
+    from evoclaw.wiring.evolution import genome_lineage, genome_rollouts
     from evoclaw.wiring.governance import open_governance
     from evoclaw.wiring.notifications import open_notifications
     from evoclaw.wiring.run_factory import RunFactory
@@ -168,6 +171,7 @@ async def _build_runtime(
         stores.database.flush, StoredCanvases(stores.database, CANVAS_LOCATION), memory, metrics,
     )  # fmt: skip
     genomes = genome_lineage(stores.database, home, agents, run_factory)
+    rollouts = genome_rollouts(stores.database, orchestrator, genomes, governance.audit, env)
     conversations = _conversations(stores, agents, run_factory, genomes)
     runs = Runs(conversations, settings=settings.runs)
     workflows = _workflows(settings, stores, runs, conversations, run_factory, approvals)
@@ -183,7 +187,7 @@ async def _build_runtime(
         governance=governance, providers=providers, run_factory=run_factory, approvals=approvals,
         conversations=conversations, runs=runs, memory=memory, workflows=workflows,
         channel_dispatcher=dispatcher, channels=channels, notifications=notifications,
-        metrics=metrics, gauges=gauges, genomes=genomes,
+        metrics=metrics, gauges=gauges, genomes=genomes, genome_rollouts=rollouts,
         evaluations=evaluation_service(stores.database, genomes, run_factory, env),
     )  # fmt: skip
 

@@ -117,7 +117,14 @@ async def open_metrics(env: Mapping[str, str]) -> AsyncGenerator[MetricsReader]:
 
 def all_schemas() -> tuple[Schema, ...]:
     """The schema of every store of an orchestrator."""
-    from evoclaw.store import channels, evaluations, genomes, memory, notifications
+    from evoclaw.store import (
+        channels,
+        evaluations,
+        genome_rollouts,
+        genomes,
+        memory,
+        notifications,
+    )
     from evoclaw.store.calls import command_tables, receipts
     from evoclaw.store.governance import approvals, devices, ledger, rates, stops, tokens
     from evoclaw.store.metrics import tables as metrics_tables
@@ -146,6 +153,7 @@ def all_schemas() -> tuple[Schema, ...]:
         notifications.SCHEMA,
         genomes.SCHEMA,
         evaluations.SCHEMA,
+        genome_rollouts.SCHEMA,
     )
 
 

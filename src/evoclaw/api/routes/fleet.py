@@ -97,6 +97,8 @@ class EdgeView(Struct, frozen=True, omit_defaults=True):
     """Whether sessions work on it unless another edge is named."""
     delivery_guarantees: bool = True
     """False: the edge speaks only the basic messages; each command is sent to it once."""
+    genome: str = ""
+    """The digest of its genome; empty if it did not say."""
 
 
 class EdgeList(Struct, frozen=True):
@@ -172,6 +174,7 @@ def edge_view(
         () if member is None else tuple(member.loads),
         name == default,
         member is None or not member.online or member.guarantees_delivery,
+        "" if member is None else member.genome,
     )
 
 

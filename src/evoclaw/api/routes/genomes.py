@@ -18,10 +18,11 @@ from evoclaw.api.errors import ApiError, not_found, require
 from evoclaw.api.routes.governance import check_operator
 from evoclaw.api.routes.parameters import ID_PATTERN, AgentName, Reason
 from evoclaw.core.errors import ToolFailure
-from evoclaw.core.genome import EDGE_TUNABLES, Genome
+from evoclaw.core.genome import Genome
 from evoclaw.core.messages import JSON, is_object
 from evoclaw.evolution.cases import CaseFile, Split
-from evoclaw.evolution.lineage import GenomeLineage, LineageEntry
+from evoclaw.evolution.lineage import GenomeLineage, LineageEntry, edge_lineage
+from evoclaw.orchestrator.fleet.edge_genomes import read_edge_genome
 from evoclaw.orchestrator.people.access import Caller, TokenScope
 
 T = TypeVar("T")
@@ -157,20 +158,19 @@ async def show_genome(
 async def show_history(
     parts: InjectedDependencies, caller: InjectedCaller, name: AgentName
 ) -> GenomeHistory:
-    """Show the lineage of an agent's genome: its versions and evaluations."""
+    """Show the lineage of a genome: its versions, evaluations and candidates."""
     lineage = lineage_for(parts, caller)
-    check_agent(parts, name)
-    return GenomeHistory(tuple(await lineage.history(name)))
+    return GenomeHistory(tuple(await lineage.history(await _lineage_name(parts, name))))
 
 
 @get("/v1/genomes/{name:str}/export", scope=TokenScope.EVOLUTION_READ, tags=TAGS)
 async def export_genome(
     parts: InjectedDependencies, caller: InjectedCaller, name: AgentName
 ) -> GenomeExport:
-    """Export the signed lineage of an agent's genome, to be verified offline."""
+    """Export the signed lineage of a genome, to be verified offline."""
     lineage = lineage_for(parts, caller)
-    check_agent(parts, name)
-    entries = msgspec.convert(await lineage.export(name), tuple[SignedEntry, ...])
+    exported = await lineage.export(await _lineage_name(parts, name))
+    entries = msgspec.convert(exported, tuple[SignedEntry, ...])
     return GenomeExport(entries)
 
 
@@ -192,7 +192,8 @@ async def change_genome(
     """
     lineage = editable_lineage(parts, caller)
     if not _is_agent(parts, name):
-        view = await _change_edge(parts, name, "update_genome", {"genome": data.genome})
+        payload: dict[str, JSON] = {"genome": data.genome}
+        view = await _change_edge(parts, caller, name, "update_genome", payload, data.reason)
     else:
         change = lineage.change(
             name,
@@ -229,7 +230,7 @@ async def roll_back_genome(
         view = _view(name, await _refusable(back))
     else:
         payload: dict[str, JSON] = {"action": "roll_back", "version": data.version}
-        view = await _change_edge(parts, name, "evolution", payload)
+        view = await _change_edge(parts, caller, name, "evolution", payload, data.reason)
     _audit(parts, caller, view, data.reason)
     return view
 
@@ -254,9 +255,9 @@ def lineage_for(parts: ApiDependencies, caller: Caller) -> GenomeLineage:
     return require(parts.genomes, "genomes")
 
 
-def editable_lineage(parts: ApiDependencies, caller: Caller) -> GenomeLineage:
-    """The lineage; refuses programs, and every change that could not be audited."""
-    lineage = lineage_for(parts, caller)
+def check_editor(parts: ApiDependencies, caller: Caller) -> None:
+    """Refuse programs, and every change that could not be audited."""
+    check_operator(parts, caller)
     if not caller.may(TokenScope.HUMAN):
         raise ApiError(
             403,
@@ -264,7 +265,12 @@ def editable_lineage(parts: ApiDependencies, caller: Caller) -> GenomeLineage:
             "Only a person may change a genome: the token needs the scope 'human'.",
         )
     check_audited(parts)
-    return lineage
+
+
+def editable_lineage(parts: ApiDependencies, caller: Caller) -> GenomeLineage:
+    """The lineage; refuses programs, and every change that could not be audited."""
+    check_editor(parts, caller)
+    return require(parts.genomes, "genomes")
 
 
 def check_audited(parts: ApiDependencies) -> None:
@@ -284,8 +290,19 @@ def check_agent(parts: ApiDependencies, name: str) -> None:
         raise not_found("agent")
 
 
+async def _lineage_name(parts: ApiDependencies, name: str) -> str:
+    """The name of the lineage of an agent or an edge, also of an edge that is gone."""
+    if _is_agent(parts, name):
+        return name
+    found = edge_lineage(name)
+    is_known = parts.orchestrator is not None and parts.orchestrator.fleet.find(name) is not None
+    if not is_known and not await require(parts.genomes, "genomes").history(found):
+        raise not_found("agent or edge")
+    return found
+
+
 def user_of(caller: Caller) -> str:
-    """Who it is, for the lineage."""
+    """Who changes a genome, for its lineage."""
     return caller.principal.user or caller.token
 
 
@@ -315,35 +332,38 @@ async def _refusable(change: Awaitable[T]) -> T:
 async def _edge_genomes(parts: ApiDependencies, name: str) -> list[Genome]:
     """All versions of the genome of an edge, the oldest first."""
     result = await _query(parts, name, "evolution", {})
-    return [_edge_genome(version) for version in result["history"]]
+    return [read_edge_genome(version) for version in result["history"]]
 
 
 async def _change_edge(
-    parts: ApiDependencies, name: str, command: str, payload: dict[str, JSON]
+    parts: ApiDependencies,
+    caller: Caller,
+    name: str,
+    command: str,
+    payload: dict[str, JSON],
+    reason: str,
 ) -> GenomeView:
+    """Change the genome of an edge, and add that to its lineage."""
+    before = (await _edge_genomes(parts, name))[-1]
+    if parts.genome_rollouts is not None:
+        await parts.genome_rollouts.check_free(name)
     result = await _query(parts, name, command, payload)
-    return _view(name, _edge_genome(result if command == "update_genome" else result["genome"]))
+    genome = read_edge_genome(result if command == "update_genome" else result["genome"])
+    lineage = require(parts.genomes, "genomes")
+    await lineage.record_edge(name, before, genome, by=user_of(caller), reason=reason)
+    return _view(name, genome)
 
 
 async def _query(
     parts: ApiDependencies, name: str, command: str, payload: dict[str, JSON]
 ) -> dict[str, JSON]:
     orchestrator = require(parts.orchestrator, "edges")
-    if name not in [member.agent_id for member in orchestrator.fleet.members()]:
+    if orchestrator.fleet.find(name) is None:
         raise not_found("agent or edge")
     outcome = await orchestrator.query(name, command, payload)
     if outcome.status != "success" or not is_object(outcome.result):
         raise ApiError(409, outcome.error_type or "failed", outcome.error or "The edge failed.")
     return outcome.result
-
-
-def _edge_genome(found: JSON) -> Genome:
-    """A genome as an edge reports it: an older edge has other tunables, too."""
-    try:
-        names = (*EDGE_TUNABLES, "version", "restored")
-        return msgspec.convert({name: found[name] for name in names if name in found}, Genome)
-    except (msgspec.ValidationError, TypeError):
-        raise ApiError(502, "unreadable", "The edge sent a genome that cannot be read.") from None
 
 
 ROUTES: tuple[HTTPRouteHandler, ...] = (

@@ -93,6 +93,13 @@ class AuditService:
         """Write a step of an agent's evolution to the audit."""
         record_evolution(self.audit, principal, agent, **fields)
 
+    def record_genome_rollout(
+        self, principal: Principal, rollout: str, selector: str, what: str, reason: str
+    ) -> None:
+        """Write a step of a roll-out of a genome to the audit."""
+        context = AuditContext(principal=principal, agent_id=selector)
+        self.audit.record("genome_rollout", context, rollout=rollout, what=what, reason=reason)
+
     def record_refusal(self, refusal: RefusedRequest) -> None:
         """Write a refused request to the audit; a failure is only logged."""
         principal = Principal(refusal.tenant or "local", refusal.user)

@@ -30,6 +30,8 @@ MAX_MISSED_HEARTBEATS = 3
 """After which an edge is offline."""
 MAX_TOOLS_PER_EDGE = 200
 """Further tools of the edge are not offered."""
+MAX_DIGEST_CHARS = 64
+"""Of the digest of a genome."""
 MAX_TOOL_TIMEOUT_S = 3600.0
 """The upper bound of an edge's tool timeouts."""
 MAX_HEARTBEAT_INTERVAL_S = 3600.0
@@ -201,7 +203,7 @@ class Fleet:
         member = self.member(advert.agent_id)
         member.summary = one_line(advert.capabilities)
         member.agent_type = one_line(advert.agent_type, 64)
-        member.has_model = advert.llm
+        member.has_model, member.genome = advert.llm, one_line(advert.genome, MAX_DIGEST_CHARS)
         member.advertised = True
         member.advertised_hashes = {
             tool.name: tool.hash for tool in advert.tools[:MAX_TOOLS_PER_EDGE]

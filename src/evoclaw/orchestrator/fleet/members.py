@@ -42,6 +42,8 @@ class Member:
         """Its load at its last heartbeats, the oldest first."""
         self.summary, self.agent_type = "", ""
         self.has_model = False
+        self.genome = ""
+        """The digest of its genome; empty if it did not say."""
         self.advertised_hashes: dict[str, str] = {}
         """The hashes of its tools by name, as advertised."""
         self.tools: Toolset = Toolset()
