@@ -277,7 +277,7 @@ class McpEndpoint:
         """
         raw = ctx.params or {}
         modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
-        if ctx.method != "tools/call" or modern or not raw.get("task"):
+        if ctx.method != "tools/call" or modern or raw.get("task") is None:
             return await call_next(ctx)
         assert self._tasks is not None
         params = types.CallToolRequestParams.model_validate(raw, by_name=False)
