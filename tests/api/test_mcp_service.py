@@ -15,7 +15,8 @@ from evoclaw.api.mcp.service_calls import ServiceCalls
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.providers.scripted import Scripted, calls, says
 from tests.support.mcp_clients import Person, connected, create_task, said, send
-from tests.support.service import RunningService, running_service
+from tests.support.service import LIMIT, RunningService, running_service
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -302,10 +303,14 @@ class ClaimedTask(types.Result):
     status: str
 
 
-async def until_status(mcp: Client, task_id: str, *wanted: str) -> dict[str, Any]:
-    async with asyncio.timeout(20):
-        while (found := await send(mcp, "tasks/get", taskId=task_id))["status"] not in wanted:
-            await asyncio.sleep(0.05)
+async def until_status(mcp: Client, task_id: str, wanted: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+
+    async def reached() -> bool:
+        found.update(await send(mcp, "tasks/get", taskId=task_id))
+        return found["status"] == wanted
+
+    await until(reached, LIMIT, f"the task is {wanted}")
     return found
 
 
@@ -445,11 +450,13 @@ async def test_a_cancelled_request_cancels_its_run(tmp_path: Path, mode: str) ->
         async with connected(f"{service.url}/mcp", token, mode=mode) as mcp:
             calling = asyncio.create_task(mcp.call_tool("work", {"what": "it"}))
             client = service.client(token)
-            async with asyncio.timeout(20):
-                while not (found := (await client.get("/v1/runs")).json["items"]):
-                    await asyncio.sleep(0.02)
-                while (await client.get(f"/v1/runs/{found[0]['run_id']}")).json["calls"] == 0:
-                    await asyncio.sleep(0.02)
+            found: list[Any] = []
+
+            async def is_running() -> bool:
+                found[:] = (await client.get("/v1/runs")).json["items"]
+                return bool(found) and found[0]["calls"] > 0
+
+            await until(is_running, LIMIT, "the call runs")
             calling.cancel()
             await asyncio.wait([calling])
             await client.until(f"/v1/runs/{found[0]['run_id']}", "stop", "cancelled")
