@@ -26,6 +26,7 @@ from tests.providers.aimock.install import node, npm
 
 ROOT = Path(__file__).parents[2]
 PINNED = {"@modelcontextprotocol/conformance": "0.1.16"}
+PROGRAM = "node_modules/@modelcontextprotocol/conformance/dist/index.js"
 FLAGS = ("--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error")
 NOT_OURS = {
     "tools-call-audio": "results are text and images, no audio",
@@ -57,7 +58,7 @@ def _ignored(text: str) -> None:
 
 def install(folder: Path) -> Path:
     """Have the suite in a folder outside the source tree; the path of its program."""
-    program = folder / "node_modules/@modelcontextprotocol/conformance/dist/index.js"
+    program = folder / PROGRAM
     wanted = json.dumps({"private": True, "dependencies": PINNED})
     package = folder / "package.json"
     if not program.is_file() or not package.is_file() or package.read_text() != wanted:
@@ -66,6 +67,11 @@ def install(folder: Path) -> Path:
         command = [*npm(node()), "install", *FLAGS]
         subprocess.run(command, cwd=folder, env=_env(), check=True, timeout=600)
     return program
+
+
+def is_installed(folder: Path) -> bool:
+    """Whether the suite is in a folder."""
+    return (folder / PROGRAM).is_file()
 
 
 def _env() -> dict[str, str]:
@@ -95,15 +101,23 @@ def _scenarios(text: str, kind: str) -> Sequence[str]:
     return re.findall(r"^  - (\S+)", part, re.MULTILINE)
 
 
+async def run_server_scenarios(folder: Path) -> dict[str, str]:
+    """Each scenario for servers: `passed`, `failed: …` or `not implemented: …`."""
+    program, outcomes = install(folder), dict[str, str]()
+    listed = await _run(program, folder, "list")
+    async with serving_http(served()) as url:
+        for name in _scenarios(listed, "Server"):
+            text = await _run(program, folder, "server", "--url", url, "--scenario", name)
+            outcomes[name] = _outcome(name, text)
+    return outcomes
+
+
 async def run_suite(folder: Path) -> dict[str, dict[str, str]]:
     """Each scenario's outcome: `passed`, `failed: …` or `not implemented: …`."""
     program = install(folder)
     listed = await _run(program, folder, "list")
-    outcomes: dict[str, dict[str, str]] = {"server": {}, "client": {}}
-    async with serving_http(served()) as url:
-        for name in _scenarios(listed, "Server"):
-            text = await _run(program, folder, "server", "--url", url, "--scenario", name)
-            outcomes["server"][name] = _outcome(name, text)
+    servers = await run_server_scenarios(folder)
+    outcomes: dict[str, dict[str, str]] = {"server": servers, "client": {}}
     command = f"{sys.executable} -m tests.api.conformance client"
     for name in _scenarios(listed, "Client"):
         if name.startswith("auth/"):

@@ -13,10 +13,10 @@ from typing import Any, TypeAlias
 
 from mcp import types
 
-from evoclaw.api.errors import ApiError
 from evoclaw.api.mcp.endpoint import McpEndpoint, ToolOutcome
 from evoclaw.api.mcp.requests import FormSchema, McpRequest
 from evoclaw.api.mcp_server import McpTools
+from evoclaw.api.problems import ApiError
 from evoclaw.core.bound_tools import BoundTool, ToolEnvironment
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import ErrorKind, ImageBlock, ToolResult

@@ -24,7 +24,6 @@ from mcp_types.jsonrpc import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
-from evoclaw.api.errors import ApiError, to_api_error
 from evoclaw.api.mcp.requests import OUTPUT_LEVEL, TASKS_EXTENSION, Context, McpRequest
 from evoclaw.api.mcp.subscriptions import ResourceSubscriptions
 from evoclaw.api.mcp.tasks import (
@@ -36,6 +35,7 @@ from evoclaw.api.mcp.tasks import (
     task_2025,
     task_2026,
 )
+from evoclaw.api.problems import ApiError
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.tools import Effect, Tool
 from evoclaw.core.version import VERSION
@@ -123,8 +123,18 @@ class McpEndpoint:
         resources: McpResourceSource | None = None,
         prompts: McpPromptSource | None = None,
         tasks: McpTaskSource | None = None,
+        to_api_error: Callable[[EvoClawError], ApiError] | None = None,
     ) -> None:
-        """Choose what clients are offered."""
+        """Choose what clients are offered.
+
+        Args:
+            tools: The tools.
+            resources: What clients can read.
+            prompts: What users of clients can choose from.
+            tasks: The durable work of clients.
+            to_api_error: Gives the errors of the sources a status, as the HTTP API does.
+        """
+        self._to_api_error = to_api_error or _failed
         self._tools, self._resources, self._prompts, self._tasks = tools, resources, prompts, tasks
         self._log_levels: OrderedDict[str, types.LoggingLevel] = OrderedDict()
         self.subscriptions = None if resources is None else ResourceSubscriptions(resources.changes)
@@ -132,7 +142,7 @@ class McpEndpoint:
     def server(self) -> Server[Any]:
         """The server object of the MCP SDK, for any transport."""
         server = _SdkServer(has_tasks=self._tasks is not None)
-        server.middleware.append(_to_protocol_errors)
+        server.middleware.append(self._to_protocol_errors)
         handlers: list[tuple[str, type[Any], _Handler]] = [
             ("tools/list", types.PaginatedRequestParams, self._list_tools),
             ("tools/call", types.CallToolRequestParams, self._call_tool),
@@ -270,6 +280,20 @@ class McpEndpoint:
             )
         )
 
+    async def _to_protocol_errors(self, ctx: Context, call_next: CallNext) -> HandlerResult:
+        """Errors become errors of the protocol; the traceback of a bug stays in the log."""
+        try:
+            return await call_next(ctx)
+        except EvoClawError as problem:
+            error = self._to_api_error(problem)
+            raise MCPError(_code(ctx, error), str(error), {"code": error.code}) from None
+        except (MCPError, ValidationError):
+            raise
+        except Exception as bug:
+            logger.exception("MCP request %r failed", ctx.method)
+            text = "Internal error. See the server's log for the cause."
+            raise MCPError(INTERNAL_ERROR, text) from bug
+
     async def _create_task(self, ctx: Context, call_next: CallNext) -> HandlerResult:
         """Answer a call that a client of 2025-11-25 wants as a task.
 
@@ -388,19 +412,8 @@ def _only_before_2026(context: Context) -> None:
         raise MCPError(METHOD_NOT_FOUND, "Method not found", context.method)
 
 
-async def _to_protocol_errors(ctx: Context, call_next: CallNext) -> HandlerResult:
-    """Errors become errors of the protocol; the traceback of a bug stays in the log."""
-    try:
-        return await call_next(ctx)
-    except EvoClawError as problem:
-        error = to_api_error(problem)
-        raise MCPError(_code(ctx, error), str(error), {"code": error.code}) from None
-    except (MCPError, ValidationError):
-        raise
-    except Exception as bug:
-        logger.exception("MCP request %r failed", ctx.method)
-        text = "Internal error. See the server's log for the cause."
-        raise MCPError(INTERNAL_ERROR, text) from bug
+def _failed(problem: EvoClawError) -> ApiError:
+    return problem if isinstance(problem, ApiError) else ApiError(500, "failed", str(problem))
 
 
 def _code(context: Context, error: ApiError) -> int:

@@ -43,7 +43,9 @@ class McpHttpSessions:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request."""
-        await self._manager.handle_request(scope, receive, send)
+        # The SDK compares some headers with the body, and the HTTP parser keeps trailing blanks.
+        headers = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
+        await self._manager.handle_request({**scope, "headers": headers}, receive, send)
 
 
 class _SessionManager(StreamableHTTPSessionManager):

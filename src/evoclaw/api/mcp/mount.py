@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 
-from evoclaw.api.errors import ApiError
+from evoclaw.api.errors import to_api_error
+from evoclaw.api.problems import ApiError
 from evoclaw.orchestrator.people.access import Caller
 
 if TYPE_CHECKING:
@@ -95,7 +96,13 @@ def _sessions(parts: ApiDependencies) -> McpHttpSessions:
         raise ApiError(503, "unavailable", text) from None
     calls = ServiceCalls(parts)
     prompts = None if parts.skills is None else SkillPrompts(parts.skills, needs_token=True)
-    endpoint = McpEndpoint(calls, resources=ServiceResources(parts), prompts=prompts, tasks=calls)
+    endpoint = McpEndpoint(
+        calls,
+        resources=ServiceResources(parts),
+        prompts=prompts,
+        tasks=calls,
+        to_api_error=to_api_error,
+    )
     return McpHttpSessions(endpoint)
 
 

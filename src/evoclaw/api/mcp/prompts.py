@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from mcp import types
 
-from evoclaw.api.errors import ApiError
 from evoclaw.api.mcp.requests import McpRequest
+from evoclaw.api.problems import ApiError
 from evoclaw.orchestrator.people.access import TokenScope
 from evoclaw.orchestrator.sanitizing import one_line
 from evoclaw.skills.disclosure import skill_instructions

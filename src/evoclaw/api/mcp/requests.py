@@ -12,7 +12,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 from starlette.requests import Request as HttpRequest
 
-from evoclaw.api.errors import ApiError
+from evoclaw.api.problems import ApiError
 from evoclaw.orchestrator.people.access import Caller
 from evoclaw.orchestrator.sanitizing import one_line
 

@@ -19,8 +19,8 @@ from litestar.handlers import HTTPRouteHandler
 from mcp import types
 
 from evoclaw.api.dependencies import ApiDependencies
-from evoclaw.api.errors import ApiError, not_found, require
 from evoclaw.api.mcp.requests import McpRequest
+from evoclaw.api.problems import ApiError, not_found, require
 from evoclaw.api.routes import fleet, runs, sessions
 from evoclaw.core.events import CallFinished, RunFinished, RunStarted, TurnStarted
 from evoclaw.core.record_encoding import record_json

@@ -14,7 +14,6 @@ from mcp import types
 from msgspec import Struct
 
 from evoclaw.api.dependencies import ApiDependencies
-from evoclaw.api.errors import ApiError, require
 from evoclaw.api.mcp.forms import (
     approval_decision,
     approval_message,
@@ -26,6 +25,7 @@ from evoclaw.api.mcp.forms import (
 from evoclaw.api.mcp.requests import FormSchema, McpRequest, form_request
 from evoclaw.api.mcp.tasks import TaskView
 from evoclaw.api.mcp_server import to_mcp_result
+from evoclaw.api.problems import ApiError, require
 from evoclaw.api.routes import approvals, runs, sessions
 from evoclaw.api.routes.tools_skills_memory import tools_for
 from evoclaw.core.events import CallOutput, CallStarted, StopReason

@@ -12,8 +12,8 @@ from mcp import types
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ResourceUpdated
 from mcp.shared.exceptions import MCPError
 
-from evoclaw.api.errors import ApiError
 from evoclaw.api.mcp.requests import Context, McpRequest
+from evoclaw.api.problems import ApiError
 
 logger = logging.getLogger(__name__)
 MAX_SUBSCRIPTIONS = 1_000
