@@ -454,10 +454,36 @@ async def test_a_cancelled_request_cancels_its_run(tmp_path: Path, mode: str) ->
 
             async def is_running() -> bool:
                 found[:] = (await client.get("/v1/runs")).json["items"]
-                return bool(found) and found[0]["calls"] > 0
+                return bool(found) and found[0].get("calls", 0) > 0
 
             await until(is_running, LIMIT, "the call runs")
             calling.cancel()
             await asyncio.wait([calling])
             await client.until(f"/v1/runs/{found[0]['run_id']}", "stop", "cancelled")
     assert service.house.ran == []
+
+
+async def test_a_service_that_stops_does_not_cancel_the_runs_of_its_clients(
+    tmp_path: Path, mode: str
+) -> None:
+    found: list[Any] = []
+    async with running_service(tmp_path) as service:
+        service.house.may_go_on.clear()
+        client = await service.client_with("*")
+
+        async def call() -> None:
+            async with connected(f"{service.url}/mcp", client.token, mode=mode) as mcp:
+                await mcp.call_tool("work", {"what": "it"})
+
+        async def is_running() -> bool:
+            found[:] = (await client.get("/v1/runs")).json["items"]
+            return bool(found) and found[0].get("calls", 0) > 0
+
+        calling = asyncio.create_task(call())
+        await until(is_running, LIMIT, "the call runs")
+    await asyncio.wait([calling])
+    assert calling.exception() is not None
+    async with running_service(tmp_path) as service:
+        client = await service.client_with("*")
+        ended = await client.until(f"/v1/runs/{found[0]['run_id']}", "state", "ended")
+    assert ended["stop"] == "completed" and service.house.ran == ["it"]

@@ -15,6 +15,7 @@ from evoclaw.orchestrator.people.access import Caller
 if TYPE_CHECKING:
     from evoclaw.api.dependencies import ApiDependencies
     from evoclaw.api.mcp.http_sessions import McpHttpSessions
+    from evoclaw.api.mcp.service_calls import ServiceCalls
 
 MCP_PATH = "/mcp"
 STOP_TIMEOUT_S = 5.0
@@ -32,6 +33,7 @@ class McpMount:
         self._app, self._parts = app, parts
         self._lock = asyncio.Lock()
         self._sessions: McpHttpSessions | None = None
+        self._calls: ServiceCalls | None = None
         self._stop = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -50,7 +52,9 @@ class McpMount:
         await sessions(cast("Any", scope), cast("Any", receive), cast("Any", send))
 
     async def close(self) -> None:
-        """End the sessions of all clients."""
+        """End the sessions of all clients; their runs continue."""
+        if self._calls is not None:
+            self._calls.closing = True
         self._stop.set()
         if self._task is not None:
             await asyncio.wait([self._task], timeout=STOP_TIMEOUT_S)
@@ -60,7 +64,7 @@ class McpMount:
     async def _started(self) -> McpHttpSessions:
         async with self._lock:
             if self._sessions is None:
-                sessions = _sessions(self._parts)
+                sessions, self._calls = _sessions(self._parts)
                 started = asyncio.Event()
                 # The SDK's task group must be left by the task that entered it.
                 self._task = asyncio.create_task(self._run(sessions, started))
@@ -84,7 +88,7 @@ async def _send_error(problem: ApiError, send: Send) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-def _sessions(parts: ApiDependencies) -> McpHttpSessions:
+def _sessions(parts: ApiDependencies) -> tuple[McpHttpSessions, ServiceCalls]:
     try:
         from evoclaw.api.mcp.endpoint import McpEndpoint
         from evoclaw.api.mcp.http_sessions import McpHttpSessions
@@ -103,7 +107,7 @@ def _sessions(parts: ApiDependencies) -> McpHttpSessions:
         tasks=calls,
         to_api_error=to_api_error,
     )
-    return McpHttpSessions(endpoint)
+    return McpHttpSessions(endpoint), calls
 
 
 def _bind_session(scope: HTTPScope) -> None:

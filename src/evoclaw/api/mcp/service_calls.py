@@ -88,6 +88,8 @@ class ServiceCalls:
         """Start and show runs with these dependencies."""
         self._parts, self._task_after_s = parts, task_after_s
         self._runs = require(parts.runs, "runs")
+        self.closing = False
+        """Whether the server stops: then requests end, and their runs continue later."""
 
     def tools(self, request: McpRequest) -> Sequence[Tool]:
         """The tools that the caller's token permits."""
@@ -321,7 +323,7 @@ class ServiceCalls:
 
     async def _cancel(self, tenant: str, run_id: str) -> None:
         """Cancel the run of a cancelled request, unless it is this process that stops."""
-        if not self._runs.draining:
+        if not self.closing and not self._runs.draining:
             await asyncio.shield(asyncio.ensure_future(self._runs.cancel(tenant, run_id)))
 
 
