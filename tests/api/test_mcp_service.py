@@ -11,11 +11,15 @@ from mcp import Client, types
 from mcp.client.extension import ClaimContext, ClientExtension, ResultClaim
 from mcp.shared.exceptions import MCPError
 
+from evoclaw.api.app import create_app
 from evoclaw.api.mcp.service_calls import ServiceCalls
+from evoclaw.api.server import serving
+from evoclaw.api.settings import ServerSettings
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.providers.scripted import Scripted, calls, says
+from tests.fleet.test_outputs import kept, make
 from tests.support.mcp_clients import Person, connected, create_task, said, send
-from tests.support.service import LIMIT, RunningService, running_service
+from tests.support.service import LIMIT, RunningService, build_service, running_service
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.process
@@ -487,3 +491,35 @@ async def test_a_service_that_stops_does_not_cancel_the_runs_of_its_clients(
         client = await service.client_with("*")
         ended = await client.until(f"/v1/runs/{found[0]['run_id']}", "state", "ended")
     assert ended["stop"] == "completed" and service.house.ran == ["it"]
+
+
+async def test_the_fleet_and_artifacts_of_its_edges_are_resources(tmp_path: Path) -> None:
+    settings = ServerSettings(port=0, stop_within_s=1)
+    async with (
+        asyncio.timeout(3 * LIMIT),
+        kept(tmp_path / "fleet") as fleet,
+        build_service(tmp_path, settings=settings) as (house, _),
+        serving(create_app(house.parts(settings, fleet.orchestrator)), settings) as url,
+    ):
+        handle = await make(fleet, 20_000)
+        uri = f"evoclaw://fleet/pi/artifacts/{handle}"
+        async with connected(f"{url}/mcp", await house.token()) as mcp:
+            listed = [str(found.uri) for found in (await mcp.list_resources()).resources]
+            edge = text_of(await mcp.read_resource("evoclaw://fleet/pi"))
+            (output,) = (await mcp.read_resource(uri)).contents
+            with pytest.raises(MCPError, match="cannot be read"):
+                await mcp.read_resource(f"evoclaw://fleet/pi/artifacts/sha256:{'0' * 64}")
+            large = await make(fleet, 1_000_000)
+            with pytest.raises(MCPError, match="at most 2,097,152 can be copied"):
+                await mcp.read_resource(f"evoclaw://fleet/pi/artifacts/{large}")
+        for scopes, who in (
+            (("fleet:read",), {}),
+            (("fleet:read", "tools:execute"), {"tenant": "other"}),
+        ):
+            token = await house.token(*scopes, **who)
+            async with connected(f"{url}/mcp", token) as mcp:
+                with pytest.raises(MCPError, match="lacks the scope|There is no such edge"):
+                    await mcp.read_resource(uri)
+    assert "evoclaw://fleet/pi" in listed and edge["online"] is True
+    assert isinstance(output, types.TextResourceContents)
+    assert output.text == "abcdefg" * 20_000
