@@ -523,3 +523,31 @@ async def test_the_fleet_and_artifacts_of_its_edges_are_resources(tmp_path: Path
     assert "evoclaw://fleet/pi" in listed and edge["online"] is True
     assert isinstance(output, types.TextResourceContents)
     assert output.text == "abcdefg" * 20_000
+
+
+async def test_a_task_request_with_the_name_of_another_task_is_refused(tmp_path: Path) -> None:
+    meta: dict[str, Any] = {
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"},
+        "io.modelcontextprotocol/clientCapabilities": {
+            "extensions": {"io.modelcontextprotocol/tasks": {}}
+        },
+    }
+    async with running_service(tmp_path) as service:
+        client = await service.client_with("*")
+        run = (await client.post("/v1/runs", {"message": "hello"})).json["run_id"]
+        asked: dict[str, Any] = {
+            "jsonrpc": "2.0",
+            "id": 1,
+            "method": "tasks/get",
+            "params": {"taskId": run, "_meta": meta},
+        }
+        headers = {
+            "accept": "application/json, text/event-stream",
+            "mcp_protocol_version": "2026-07-28",
+            "mcp_method": "tasks/get",
+        }
+        right = await client.post("/mcp", asked, mcp_name=run, **headers)
+        wrong = await client.post("/mcp", asked, mcp_name="another", **headers)
+    assert (right.status, wrong.status) == (200, 400)
+    assert wrong.json["error"]["code"] == -32_020

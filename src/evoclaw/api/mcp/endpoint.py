@@ -14,7 +14,9 @@ from mcp import types
 from mcp.server import Server
 from mcp.server.context import CallNext, HandlerResult
 from mcp.shared.exceptions import MCPError
+from mcp.shared.inbound import MCP_NAME_HEADER
 from mcp_types.jsonrpc import (
+    HEADER_MISMATCH,
     INTERNAL_ERROR,
     INVALID_PARAMS,
     INVALID_REQUEST,
@@ -308,8 +310,11 @@ class McpEndpoint:
         view = await self._tasks.create(self._request(ctx, params), params)
         return {"task": task_2025(view)}
 
-    def _task_request(self, context: Context, params: object = None) -> McpRequest:
-        request = self._request(context, params)
+    def _task_request(self, context: Context, task_id: str) -> McpRequest:
+        request = self._request(context)
+        if request.is_modern and request.name_header not in (None, task_id):
+            text = f"The header {MCP_NAME_HEADER} does not name the task of the request."
+            raise MCPError(HEADER_MISMATCH, text)
         if request.is_modern and not request.has_tasks:
             raise MCPError(
                 MISSING_REQUIRED_CLIENT_CAPABILITY,
@@ -322,7 +327,7 @@ class McpEndpoint:
         self, context: Context, params: types.GetTaskRequestParams
     ) -> HandlerResult:
         assert self._tasks is not None
-        request = self._task_request(context)
+        request = self._task_request(context, params.task_id)
         view = await self._tasks.get(request, params.task_id)
         return detailed_task_2026(view) if request.is_modern else task_2025(view)
 
@@ -347,7 +352,7 @@ class McpEndpoint:
 
     async def _update_task(self, context: Context, params: TaskUpdateParams) -> HandlerResult:
         assert self._tasks is not None
-        request = self._task_request(context)
+        request = self._task_request(context, params.task_id)
         if not request.is_modern:
             raise MCPError(METHOD_NOT_FOUND, "Method not found", context.method)
         await self._tasks.answer(request, params.task_id, params.input_responses)
@@ -357,7 +362,7 @@ class McpEndpoint:
         self, context: Context, params: types.CancelTaskRequestParams
     ) -> HandlerResult:
         assert self._tasks is not None
-        request = self._task_request(context)
+        request = self._task_request(context, params.task_id)
         if not request.is_modern:
             return task_2025(await self._tasks.cancel(request, params.task_id))
         try:

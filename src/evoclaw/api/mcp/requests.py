@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from mcp import types
 from mcp.server import ServerRequestContext
 from mcp.shared.exceptions import MCPError
+from mcp.shared.inbound import MCP_NAME_HEADER, decode_header_value
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 from starlette.requests import Request as HttpRequest
@@ -64,6 +65,13 @@ class McpRequest:
         """Names the connection of the client; empty over standard input and output."""
         http = self.context.request
         return http.headers.get("mcp-session-id", "") if isinstance(http, HttpRequest) else ""
+
+    @property
+    def name_header(self) -> str | None:
+        """What the header `Mcp-Name` says that the request is about; None without one."""
+        http = self.context.request
+        header = http.headers.get(MCP_NAME_HEADER) if isinstance(http, HttpRequest) else None
+        return decode_header_value(header)
 
     @property
     def is_modern(self) -> bool:
