@@ -50,6 +50,7 @@ the orchestrator."""
 
 BANNED_WORDS = {"utils", "helpers", "common", "misc"}
 BROAD_EXCEPT = {
+    "api/mcp/endpoint.py",
     "core/run.py",
     "core/calls.py",
     "core/replies.py",

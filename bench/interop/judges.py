@@ -267,6 +267,21 @@ def _template(described: JSON, key: str) -> str:
     return str(described["components"][key]["value_template"])
 
 
+MCP, MCP_CONFORMANCE = "2025-11-25 and 2026-07-28", "0.1.16"
+
+
+async def mcp_conformance(install: bool) -> Problems:
+    """The server scenarios of the public suite; those of what is not implemented fail."""
+    from bench.interop.environments import ROOT
+    from tests.api import conformance
+
+    folder = ROOT / ".venv" / "mcp-conformance"
+    if not install and not conformance.is_installed(folder):
+        raise NotInstalled("install @modelcontextprotocol/conformance with: make mcp-conformance")
+    outcomes = await conformance.run_server_scenarios(folder)
+    return {name: "" if found == "passed" else found for name, found in outcomes.items()}
+
+
 PYDANTIC_AI, LANGCHAIN, AGENTS, NPM_OPENAI = "2.66.0", "1.7.3", "0.24.0", "6.49.0"
 OPEN_RESPONSES = "2.4.0"
 CHAT, RESPONSES = "OpenAI chat completions and Responses", "OpenAI Responses"
@@ -317,6 +332,20 @@ JUDGES = (
         python_client(
             "openresponses", "open_responses_client.py", [f"openresponses-types=={OPEN_RESPONSES}"]
         ),
+    ),
+    Judge(
+        "Model Context Protocol (server)",
+        "2025-11-25",
+        "@modelcontextprotocol/conformance",
+        MCP_CONFORMANCE,
+        mcp_conformance,
+    ),
+    Judge(
+        "Model Context Protocol (server)",
+        MCP,
+        "mcp (Python)",
+        pinned("mcp"),
+        own_tests("tests/api/test_mcp_service.py"),
     ),
     Judge("ATIF (export)", "1.7", "atif", ATIF, atif),
     Judge(

@@ -17,102 +17,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evoclaw.api.mcp_http import serving_http
-from evoclaw.api.mcp_server import McpTools
-from evoclaw.core.bound_tools import BoundTool, ToolEnvironment
 from evoclaw.core.errors import ToolFailure
-from evoclaw.core.messages import ErrorKind, ImageBlock, ToolResult
-from evoclaw.core.ports import Progress
-from evoclaw.core.tools import Call, Tool
-from evoclaw.executors.local import LocalExecutor
+from evoclaw.core.tools import Call
 from evoclaw.executors.mcp.executor import McpExecutor
 from evoclaw.executors.mcp.offers import McpServer, NoPins
-from evoclaw.governance.autonomy import Autonomy, Level
-from evoclaw.tools.define import tool
+from tests.api.conformance_server import served
 from tests.providers.aimock.install import node, npm
-from tests.support.mcp_servers import PIXEL
 
 ROOT = Path(__file__).parents[2]
 PINNED = {"@modelcontextprotocol/conformance": "0.1.16"}
+PROGRAM = "node_modules/@modelcontextprotocol/conformance/dist/index.js"
 FLAGS = ("--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error")
 NOT_OURS = {
-    "logging-set-level": "no log messages: what happens is recorded, not sent to clients",
-    "tools-call-with-logging": "no log messages",
-    "completion-complete": "no prompts or resources that could be completed",
-    "tools-call-audio": "no audio blocks",
-    "tools-call-embedded-resource": "results are text and images",
-    "tools-call-mixed-content": "results are text and images, not resources",
-    "tools-call-sampling": "the client's model is never asked",
-    "tools-call-elicitation": "a person is asked by our approver, not through the client",
-    "elicitation-sep1034-defaults": "no elicitation",
-    "elicitation-sep1330-enums": "no elicitation",
-    "server-sse-polling": "streams of events are not kept, so a broken one is not resumed",
-    "resources-list": "no resources",
-    "resources-read-text": "no resources",
-    "resources-read-binary": "no resources",
-    "resources-templates-read": "no resources",
-    "resources-subscribe": "no resources",
-    "resources-unsubscribe": "no resources",
-    "prompts-list": "no prompts",
-    "prompts-get-simple": "no prompts",
-    "prompts-get-with-args": "no prompts",
-    "prompts-get-embedded-resource": "no prompts",
-    "prompts-get-with-image": "no prompts",
+    "tools-call-audio": "results are text and images, no audio",
+    "tools-call-sampling": "the client's model is never asked; deprecated since 2026-07-28",
     "elicitation-sep1034-client-defaults": "no elicitation: servers are told so",
 }
 """Scenarios of what we do not implement, and why not."""
-
-
-@tool(effect="read", resources=())
-async def test_simple_text() -> str:
-    """Say a simple text."""
-    return "This is a simple text response for testing."
-
-
-@tool(effect="read", resources=())
-async def test_image_content() -> ImageBlock:
-    """Show a picture."""
-    return ImageBlock("image/png", PIXEL)
-
-
-@tool(effect="read", resources=())
-async def test_error_handling() -> str:
-    """Fail."""
-    text = "This tool intentionally returns an error for testing"
-    raise ToolFailure(ErrorKind.EXECUTION_FAILED, text)
-
-
-@tool(effect="read", resources=(), streams=True)
-async def test_tool_with_progress(progress: Progress) -> str:
-    """Report progress, then end."""
-    for percent in (0, 50, 100):
-        progress(f"{percent}/100")
-        await asyncio.sleep(0.05)
-    return "done"
-
-
-def schema_tool() -> BoundTool:
-    """A tool whose schema uses what only newer drafts have."""
-
-    async def run(call: Call, machine: ToolEnvironment) -> ToolResult:
-        return call.ok("fine")
-
-    address = {"street": {"type": "string"}, "city": {"type": "string"}}
-    schema = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "type": "object",
-        "$defs": {"address": {"type": "object", "properties": address}},
-        "properties": {"name": {"type": "string"}, "address": {"$ref": "#/$defs/address"}},
-        "additionalProperties": False,
-    }
-    about = "Tool with JSON Schema 2020-12 features"
-    return BoundTool(Tool("json_schema_2020_12_tool", about, schema), run)
-
-
-def served() -> McpTools:
-    """What the suite is shown: its tools, under our rules."""
-    bound = (test_simple_text, test_image_content, test_error_handling, test_tool_with_progress)
-    executor = LocalExecutor([*bound, schema_tool()])
-    return McpTools(executor, Autonomy(Level.FULL))
 
 
 async def be_client(url: str) -> None:
@@ -137,7 +58,7 @@ def _ignored(text: str) -> None:
 
 def install(folder: Path) -> Path:
     """Have the suite in a folder outside the source tree; the path of its program."""
-    program = folder / "node_modules/@modelcontextprotocol/conformance/dist/index.js"
+    program = folder / PROGRAM
     wanted = json.dumps({"private": True, "dependencies": PINNED})
     package = folder / "package.json"
     if not program.is_file() or not package.is_file() or package.read_text() != wanted:
@@ -146,6 +67,11 @@ def install(folder: Path) -> Path:
         command = [*npm(node()), "install", *FLAGS]
         subprocess.run(command, cwd=folder, env=_env(), check=True, timeout=600)
     return program
+
+
+def is_installed(folder: Path) -> bool:
+    """Whether the suite is in a folder."""
+    return (folder / PROGRAM).is_file()
 
 
 def _env() -> dict[str, str]:
@@ -175,15 +101,23 @@ def _scenarios(text: str, kind: str) -> Sequence[str]:
     return re.findall(r"^  - (\S+)", part, re.MULTILINE)
 
 
+async def run_server_scenarios(folder: Path) -> dict[str, str]:
+    """Each scenario for servers: `passed`, `failed: …` or `not implemented: …`."""
+    program, outcomes = install(folder), dict[str, str]()
+    listed = await _run(program, folder, "list")
+    async with serving_http(served()) as url:
+        for name in _scenarios(listed, "Server"):
+            text = await _run(program, folder, "server", "--url", url, "--scenario", name)
+            outcomes[name] = _outcome(name, text)
+    return outcomes
+
+
 async def run_suite(folder: Path) -> dict[str, dict[str, str]]:
     """Each scenario's outcome: `passed`, `failed: …` or `not implemented: …`."""
     program = install(folder)
     listed = await _run(program, folder, "list")
-    outcomes: dict[str, dict[str, str]] = {"server": {}, "client": {}}
-    async with serving_http(served()) as url:
-        for name in _scenarios(listed, "Server"):
-            text = await _run(program, folder, "server", "--url", url, "--scenario", name)
-            outcomes["server"][name] = _outcome(name, text)
+    servers = await run_server_scenarios(folder)
+    outcomes: dict[str, dict[str, str]] = {"server": servers, "client": {}}
     command = f"{sys.executable} -m tests.api.conformance client"
     for name in _scenarios(listed, "Client"):
         if name.startswith("auth/"):

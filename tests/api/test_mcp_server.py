@@ -411,3 +411,59 @@ async def test_fault_62_endless_and_compressed_response_bodies_are_bounded() -> 
     assert "accept-encoding: identity" in asked[0].lower()
     assert len(asked) == 2
     assert sent < 64 << 20
+
+
+BAD_BODIES = [
+    b"[" * 2_000,
+    b'{"a":' * 2_000,
+    b"",
+    b"\xff\xfe",
+    b"[]",
+    b"nothing",
+    b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": 3}',
+    b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": 1}}',
+    b'{"jsonrpc": "2.0", "id": {"a": 1}, "method": "tools/list"}',
+    b'{"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}',
+]
+
+
+@pytest.mark.parametrize("version", ["", "2025-11-25", "2026-07-28", "1999-01-01"])
+@pytest.mark.parametrize("body", BAD_BODIES)
+async def test_bad_bodies_are_protocol_errors_over_http(version: str, body: bytes) -> None:
+    headers = {
+        "content-type": "application/json",
+        "accept": "application/json, text/event-stream",
+        **({"mcp-protocol-version": version} if version else {}),
+    }
+    async with (
+        asyncio.timeout(20),
+        serving_http(offered(Bench())) as url,
+        aiohttp.ClientSession() as session,
+        session.post(url, data=body, headers=headers) as answer,
+    ):
+        text = await answer.text()
+    assert answer.status < 500 and "Traceback" not in text
+    assert '"error"' in text and '"jsonrpc"' in text
+
+
+async def test_bad_lines_do_not_end_the_server_over_stdio(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *command("--read-only", "--folder", str(tmp_path)),
+        cwd=ROOT,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": HELLO}
+    async with asyncio.timeout(30):
+        for line in (b"[" * 2_000, b'{"a":' * 2_000, b"\xff", b"[]", b"nothing"):
+            process.stdin.write(line + b"\n")
+        process.stdin.write(json.dumps(hello).encode() + b"\n")
+        answers = [json.loads(await process.stdout.readline())]
+        while "result" not in answers[-1]:
+            answers.append(json.loads(await process.stdout.readline()))
+        process.stdin.close()
+        _, log = await process.communicate()
+    assert answers[-1]["id"] == 1 and b"Traceback" not in log
+    assert all(answer["error"]["code"] == -32_700 for answer in answers[:-1])

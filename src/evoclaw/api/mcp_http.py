@@ -6,11 +6,12 @@ import hmac
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 
-from mcp.server.transport_security import TransportSecuritySettings
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from evoclaw.api.mcp.endpoint import McpEndpoint
+from evoclaw.api.mcp.http_sessions import McpHttpSessions
 from evoclaw.api.mcp_server import McpTools
 from evoclaw.api.server import (
     allowed_hosts,
@@ -25,14 +26,13 @@ from evoclaw.core.errors import ConfigError
 
 PATH = "/mcp"
 MIN_TOKEN_LENGTH = 16
-MAX_SESSIONS = 500
 SHUTDOWN_TIMEOUT_S = 3.0
 """How long open responses may continue on shutdown."""
 
 
 @asynccontextmanager
 async def serving_http(
-    tools: McpTools,
+    tools: McpTools | McpEndpoint,
     *,
     host: str = "127.0.0.1",
     port: int = 0,
@@ -43,7 +43,7 @@ async def serving_http(
     """Serve while the block runs; yields the URL.
 
     Args:
-        tools: The tools to serve.
+        tools: The tools to serve, or an endpoint with more than tools.
         host: The address to listen on. Any address but loopback requires a token.
         port: 0 chooses a free port.
         token: The bearer token that clients must send; empty requires none.
@@ -54,19 +54,15 @@ async def serving_http(
     listening = listen(host, port)
     real_port: int = listening.getsockname()[1]
     hosts = allowed_hosts(host, real_port, names)
-    app = tools.server().streamable_http_app(
-        streamable_http_path=PATH,
-        max_sessions=MAX_SESSIONS,
-        # `_McpRequestGate` replaces it: it checks exact ports and the token.
-        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
-    )
-    gate = _McpRequestGate(app, hosts, own_origins(hosts) | frozenset(origins), token)
-    async with running_server(gate, listening, ServerSettings(stop_within_s=SHUTDOWN_TIMEOUT_S)):
+    sessions = McpHttpSessions(tools.endpoint() if isinstance(tools, McpTools) else tools)
+    gate = _McpRequestGate(sessions, hosts, own_origins(hosts) | frozenset(origins), token)
+    settings = ServerSettings(stop_within_s=SHUTDOWN_TIMEOUT_S)
+    async with sessions.running(), running_server(gate, listening, settings, lifespan="off"):
         yield f"http://{url_host(host)}:{real_port}{PATH}"
 
 
 class _McpRequestGate:
-    """ASGI middleware that checks the `Host` header, the web origin and the token.
+    """ASGI middleware that checks the path, the `Host` header, the web origin and the token.
 
     After DNS rebinding a web page still sends its own host name and origin, so it is refused.
     """
@@ -78,7 +74,11 @@ class _McpRequestGate:
         self._token = token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._refuse(Headers(scope=scope)) if scope["type"] == "http" else None
+        if scope["type"] != "http":
+            return  # WebSockets are not supported
+        refusal = self._refuse(Headers(scope=scope))
+        if refusal is None and scope["path"].rstrip("/") != PATH:
+            refusal = PlainTextResponse(f"Unknown path. The MCP endpoint is {PATH}.", 404)
         await (refusal or self._app)(scope, receive, send)
 
     def _refuse(self, headers: Headers) -> PlainTextResponse | None:

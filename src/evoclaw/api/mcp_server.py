@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any, TypeAlias
 
 import msgspec
 from mcp import types
-from mcp.server import Server, ServerRequestContext
-from msgspec import Struct
+from msgspec.structs import replace
 
+from evoclaw.api.mcp.endpoint import McpEndpoint, McpPromptSource, McpResourceSource
+from evoclaw.api.mcp.forms import FormApprover
+from evoclaw.api.mcp.requests import McpRequest
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.calls import Turn, run_calls
 from evoclaw.core.deadline import Deadline
@@ -23,23 +24,12 @@ from evoclaw.core.ports import Approver, Executor, NoApprover, Policy, Ports, Re
 from evoclaw.core.profile import Profile
 from evoclaw.core.run import Bus
 from evoclaw.core.state import new_run
-from evoclaw.core.tools import Effect, Tool, failure
+from evoclaw.core.tools import Tool, failure
 from evoclaw.core.toolset import Toolset
-from evoclaw.core.version import VERSION
 
 CANCEL_TIMEOUT_S = 15.0
 """How long a cancelled call may take to end."""
 CALL_ID = "call_1"
-ProgressCallback: TypeAlias = Callable[[str], Awaitable[None]]
-Context: TypeAlias = ServerRequestContext[Any, Any]
-
-
-class McpToolRequest(Struct, frozen=True):
-    """A tool call of an MCP client."""
-
-    name: str
-    arguments: dict[str, Any]
-    client: str
 
 
 class McpTools:
@@ -57,39 +47,73 @@ class McpTools:
         *,
         sinks: Sequence[Sink] = (),
         settings: LoopSettings = LoopSettings(),
+        resources: McpResourceSource | None = None,
+        prompts: McpPromptSource | None = None,
+        ask_client: bool = True,
     ) -> None:
         """Configure the server.
 
         Args:
             executor: The tools that clients are offered, and where calls run.
             policy: Judges each call.
-            approver: Asks a person when the policy returns Ask; without one such calls wait.
+            approver: Asks a person when the policy returns Ask and the user of the client cannot be
+                asked; without one such calls are denied.
             sinks: Receive the records; a call that cannot be recorded is not run.
             settings: Limits the text of a result, the duration and the concurrency of calls.
+            resources: What clients can read beside the tools.
+            prompts: What users of clients can choose from.
+            ask_client: Whether the user of a client that shows forms may approve its calls.
         """
         self._ports = Ports(_NoModel(), executor, policy, approver or NoApprover())
         self._sinks, self._settings = sinks, settings
+        self._resources, self._prompts, self._ask_client = resources, prompts, ask_client
         self._slots = asyncio.Semaphore(settings.max_parallel)
         self._seen: Sequence[Tool] | None = None
         self._tools = Toolset()
 
-    def tools(self) -> Toolset:
+    def tools(self, request: McpRequest | None = None) -> Sequence[Tool]:
         """The tools that clients are offered now."""
+        return tuple(self._toolset())
+
+    def _toolset(self) -> Toolset:
         seen = self._ports.executor.tools()
         if seen is not self._seen:
             self._tools, self._seen = Toolset(seen, like=seen), seen
         return self._tools
 
+    def endpoint(self) -> McpEndpoint:
+        """What answers the requests of clients, for either transport."""
+        return McpEndpoint(self, resources=self._resources, prompts=self._prompts)
+
     async def call(
-        self, request: McpToolRequest, on_output: ProgressCallback, deadline: Deadline
+        self, request: McpRequest, params: types.CallToolRequestParams
+    ) -> types.CallToolResult | types.InputRequiredResult:
+        """Run a call; every failure becomes a result.
+
+        A client of 2026-07-28 whose user must be asked gets a form, and sends the call again with
+        the answer.
+        """
+        deadline = Deadline(self._settings.max_seconds)
+        # A separate task: the SDK cancels repeatedly, which would interrupt the clean-up.
+        work = asyncio.create_task(self._run(request, params, deadline))
+        try:
+            await asyncio.wait([work])
+        except asyncio.CancelledError:
+            await _cancel_call(work, deadline)
+            raise
+        if request.forms:
+            return types.InputRequiredResult(input_requests=request.forms)
+        return to_mcp_result(work.result())
+
+    async def _run(
+        self, request: McpRequest, params: types.CallToolRequestParams, deadline: Deadline
     ) -> ToolResult:
-        """Execute one call; every failure becomes a result."""
-        text = msgspec.json.encode(request.arguments).decode()
-        call = ToolCall(CALL_ID, request.name, text)
+        """Execute one call as a run of one turn."""
+        name = params.name
+        text = msgspec.json.encode(params.arguments or {}).decode()
+        call = ToolCall(CALL_ID, name, text)
         reply = Reply(calls=(call,), finish=Finish.CALLS, model=_NoModel.model)
-        state = new_run(
-            (user(f"The MCP client {request.client!r} asks for {request.name!r}."), reply)
-        )
+        state = new_run((user(f"The MCP client {request.client!r} asks for {name!r}."), reply))
         bus = Bus(state.run_id, self._sinks)
 
         def record(event: Event) -> None:
@@ -99,14 +123,14 @@ class McpTools:
         record(RunStarted(_NoModel.model, state.opening, self._settings, Profile()))
         if bus.failures:
             text = "The call could not be recorded, so it was not run. Explain this to the user."
-            return failure(CALL_ID, request.name, ErrorKind.INTERNAL, f"Error: {text}")
-        turn = Turn(self._ports, self._settings, self.tools(), deadline)
-        result = _approval_pending(request)
+            return failure(CALL_ID, name, ErrorKind.INTERNAL, f"Error: {text}")
+        turn = Turn(self._ports_of(request), self._settings, self._toolset(), deadline)
+        result = _approval_pending(name)
         async with self._slots, aclosing(run_calls(state, turn)) as events:
             async for event in events:
                 record(event)
                 if isinstance(event, CallOutput):
-                    await on_output(event.text)
+                    await request.report(event.text)
                 elif isinstance(event, CallFinished):
                     result = event.result
         stop = Stop.CANCELLED if deadline.cancelled else Stop.COMPLETED
@@ -115,45 +139,10 @@ class McpTools:
         deadline.release()
         return result
 
-    def server(self) -> Server[Any]:
-        """The server object of the MCP SDK, for either transport."""
-        return Server(
-            "evoclaw",
-            version=VERSION,
-            instructions="Tools on machines of EvoClaw. Policies judge each call before it runs; a "
-            "refusal says what to do instead.",
-            on_list_tools=self._on_list,
-            on_call_tool=self._on_call,
-        )
-
-    async def _on_list(
-        self, context: Context, params: types.PaginatedRequestParams | None
-    ) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=[_to_mcp_tool(tool) for tool in self.tools()])
-
-    async def _on_call(
-        self, context: Context, params: types.CallToolRequestParams
-    ) -> types.CallToolResult:
-        parameters = context.session.client_params
-        client = parameters.client_info.name[:80] if parameters is not None else "unknown"
-        reports = 0
-
-        async def report(text: str) -> None:
-            nonlocal reports
-            reports += 1
-            # The SDK sends it only if the client asked for progress.
-            await context.session.report_progress(reports, message=text)
-
-        deadline = Deadline(self._settings.max_seconds)
-        tool_request = McpToolRequest(params.name, params.arguments or {}, client)
-        # A separate task: the SDK cancels repeatedly, which would interrupt the clean-up.
-        work = asyncio.create_task(self.call(tool_request, report, deadline))
-        try:
-            await asyncio.wait([work])
-        except asyncio.CancelledError:
-            await _cancel_call(work, deadline)
-            raise
-        return _to_mcp_result(work.result())
+    def _ports_of(self, request: McpRequest) -> Ports:
+        if not self._ask_client:
+            return self._ports
+        return replace(self._ports, approver=FormApprover(request, self._ports.approver))
 
 
 async def _cancel_call(work: asyncio.Task[ToolResult], deadline: Deadline) -> None:
@@ -168,28 +157,13 @@ async def _cancel_call(work: asyncio.Task[ToolResult], deadline: Deadline) -> No
             await asyncio.wait([work], timeout=CANCEL_TIMEOUT_S)
 
 
-def _approval_pending(request: McpToolRequest) -> ToolResult:
-    text = (
-        f"Error: Tool {request.name!r} was not run: it waits for a person's approval. Try "
-        "again later."
-    )
-    return failure(CALL_ID, request.name, ErrorKind.PERMISSION_DENIED, text)
+def _approval_pending(name: str) -> ToolResult:
+    text = f"Error: Tool {name!r} was not run: it waits for a person's approval. Try again later."
+    return failure(CALL_ID, name, ErrorKind.PERMISSION_DENIED, text)
 
 
-def _to_mcp_tool(tool: Tool) -> types.Tool:
-    return types.Tool(
-        name=tool.name,
-        description=tool.description,
-        input_schema=tool.parameters,
-        annotations=types.ToolAnnotations(
-            read_only_hint=tool.effect is Effect.READ,
-            idempotent_hint=tool.idempotent or tool.effect is Effect.READ,
-            open_world_hint="network" in tool.permissions,
-        ),
-    )
-
-
-def _to_mcp_result(result: ToolResult) -> types.CallToolResult:
+def to_mcp_result(result: ToolResult) -> types.CallToolResult:
+    """A result as MCP clients see it."""
     content: list[types.ContentBlock] = [
         types.ImageContent(data=block.data, mime_type=block.media_type)
         if isinstance(block, ImageBlock)

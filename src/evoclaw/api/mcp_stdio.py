@@ -11,6 +11,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.shared.message import SessionMessage
 from mcp.types import jsonrpc_message_adapter
 
+from evoclaw.api.mcp.endpoint import McpEndpoint
 from evoclaw.api.mcp_server import McpTools
 from evoclaw.api.stdio import StdioPipes, open_stdio
 
@@ -21,9 +22,9 @@ Inbound = MemoryObjectSendStream[SessionMessage | Exception]
 Outbound = MemoryObjectReceiveStream[SessionMessage]
 
 
-async def serve_stdio(tools: McpTools) -> None:
+async def serve_stdio(tools: McpTools | McpEndpoint) -> None:
     """Serve until the client closes standard input, or until cancelled."""
-    server = tools.server()
+    server = (tools.endpoint() if isinstance(tools, McpTools) else tools).server()
     async with _streams() as (inbound, outbound):
         await server.run(inbound, outbound, server.create_initialization_options())
 

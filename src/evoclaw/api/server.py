@@ -53,6 +53,7 @@ async def serving(app: Litestar, settings: ServerSettings) -> AsyncGenerator[str
         finally:
             stopping.should_exit = True
             app.state["watchers"].closing.set()
+            await app.state["mcp"].close()
 
 
 @asynccontextmanager

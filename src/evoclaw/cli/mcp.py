@@ -138,6 +138,7 @@ async def _serving(options: McpServeOptions, over_stdio: OverStdio, over_http: O
         _approver(options),
         options.on,
         _names(options),
+        ask_client=not _has_terminal(options),
     )
     if not options.over_http:
         serving = asyncio.create_task(over_stdio(server, os.environ))
@@ -198,9 +199,13 @@ def _names(options: McpServeOptions) -> tuple[str, ...] | None:
     return tuple(name.strip() for name in options.tools.split(",") if name.strip())
 
 
+def _has_terminal(options: McpServeOptions) -> bool:
+    """Whether the owner can be asked here; over stdio, the keyboard belongs to the client."""
+    return options.over_http and is_interactive()
+
+
 def _approver(options: McpServeOptions) -> Approver:
-    # Over stdio, the keyboard belongs to the client.
-    if options.over_http and is_interactive():
+    if _has_terminal(options):
         return SessionApprovalCache(TerminalApprover(sys.stdin.fileno(), sys.stderr))
     return NoApprover("no one is available to approve it; the owner can serve it with --yes")
 

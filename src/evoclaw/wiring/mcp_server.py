@@ -51,6 +51,7 @@ async def mcp_over_http(
 
 @asynccontextmanager
 async def _tools(options: McpServerOptions, env: Mapping[str, str]) -> AsyncGenerator[McpTools]:
+    from evoclaw.api.mcp.prompts import SkillPrompts
     from evoclaw.api.mcp_server import McpTools
     from evoclaw.governance.client_calls import CancelOnStop, PerCallBudget
     from evoclaw.governance.permissions import PermittedTools
@@ -81,11 +82,12 @@ async def _tools(options: McpServerOptions, env: Mapping[str, str]) -> AsyncGene
                 forwarded=forwarded_calls(orchestrator.fleet),
                 only_reads=only_reads(orchestrator.fleet),
             )
-            workspace = None
+            workspace, prompts = None, None
         else:
             toolbox = await stack.enter_async_context(open_toolbox(options.workspace, env))
             routes, workspace = toolbox_routes(toolbox, options.tools), options.workspace
             steps.append(ActiveSkillTools(toolbox.skill_registry))
+            prompts = SkillPrompts(toolbox.skill_registry)
         stopping, budgets = CancelOnStop(), PerCallBudget(governance.call_budget)
         pipeline = local_pipeline().build(routes, [*steps, *governance.steps(), stopping])
         rules = governance.rules(options.level, capabilities, workspace, pipeline.tools)
@@ -96,6 +98,8 @@ async def _tools(options: McpServerOptions, env: Mapping[str, str]) -> AsyncGene
             pipeline.policy,
             options.approver,
             sinks=(budgets, *governance.shared_sinks()),
+            prompts=prompts,
+            ask_client=options.ask_client,
         )
 
 
@@ -115,6 +119,8 @@ class McpServerOptions(Struct, frozen=True):
     tools: tuple[str, ...] | None = None
     """Offer only these tools; None is all."""
     edge_timeout_s: float = EDGE_TIMEOUT_S
+    ask_client: bool = True
+    """Whether the user of a client that shows forms may approve its calls."""
 
 
 class McpHttpOptions(Struct, frozen=True):

@@ -70,6 +70,11 @@ def single_call_request(
     )
 
 
+def is_single_call(request: RunRequest) -> bool:
+    """Whether a run was started for one call, without a model."""
+    return request.model == DIRECT_MODEL
+
+
 async def run_single_call(
     runs: Runs,
     principal: Principal,

@@ -1,0 +1,1 @@
+"""The MCP server: tools, resources, prompts and tasks for MCP clients."""
