@@ -16,6 +16,8 @@ MIN_TOKEN_CHARS = 32
 """Characters of a configured token."""
 CHAT_PATHS = frozenset({"/v1/chat/completions", "/v1/responses"})
 """Paths whose bodies contain conversations, perhaps with images."""
+A2A_PREFIX = "/a2a"
+"""The paths of A2A start with it; their bodies contain messages, perhaps with images."""
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 
@@ -70,8 +72,8 @@ class ServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_body_bytes: Annotated[int, Meta(ge=1_024, le=1 << 30)] = 1 << 20
     """The size limit of a request body."""
     max_chat_body_bytes: Annotated[int, Meta(ge=1_024, le=1 << 30)] = 20 << 20
-    """The size limit of the body of `/v1/chat/completions` and `/v1/responses`: conversations with
-    images."""
+    """The size limit of the body of `/v1/chat/completions`, `/v1/responses` and `/a2a`:
+    conversations with images."""
     body_seconds: Annotated[float, Meta(gt=0, le=3_600)] = 30.0
     """The time limit for receiving a request body."""
     requests_per_minute: Count = 600
@@ -97,7 +99,7 @@ class ServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def max_body_bytes_of(self, path: str) -> int:
         """The size limit of the body of a request to a path."""
-        if path.rstrip("/") in CHAT_PATHS:
+        if path.rstrip("/") in CHAT_PATHS or path.startswith(A2A_PREFIX):
             return max(self.max_body_bytes, self.max_chat_body_bytes)
         return self.max_body_bytes
 
