@@ -234,6 +234,8 @@ async def act_on_task(
     request: AnyRequest, parts: InjectedDependencies, caller: InjectedCaller
 ) -> ASGIResponse:
     """Cancel a task with `:cancel`, or with `:subscribe` stream what happens to it."""
+    if body := await request.body():
+        decode_json(body)  # the path says everything that is used of it
     tasks, query = _tasks(request, parts, caller), _query(request)
     task_id, _, verb = _path_part(request, "target").partition(":")
     if verb == "subscribe":
