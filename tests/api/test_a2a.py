@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -240,12 +241,26 @@ async def test_tasks_of_others_do_not_exist(tmp_path: Path) -> None:
         ):
             for method in ("GetTask", "CancelTask", "SubscribeToTask"):
                 assert await error(other, method, id=task["id"]) == (-32001, "TASK_NOT_FOUND")
-            into = message("Hi", "m-9", contextId=task["contextId"])
-            assert await error(other, "SendMessage", message=into) == (-32602, "INVALID_PARAMS")
             assert (await result(other, "ListTasks"))["totalSize"] == 0
+        bob = await service.client_with(*USED, user="bob")
+        into = message("Hi", "m-9", contextId=task["contextId"])
+        assert await error(bob, "SendMessage", message=into) == (-32602, "INVALID_PARAMS")
         foreign = await service.client_with(*USED, tenant="other")
         theirs = (await result(foreign, "SendMessage", message=message()))["task"]
         assert await result(foreign, "GetTask", id=theirs["id"]) == theirs
+
+
+async def test_a_client_may_choose_the_id_of_a_new_context(tmp_path: Path) -> None:
+    async with running_service(tmp_path, Scripted(*[says("ok")] * 3)) as service:
+        client, chosen = await service.client_with(*USED), str(uuid4())
+        for number in range(2):
+            sent = message("Go", f"m-{number}", contextId=chosen)
+            task = (await result(client, "SendMessage", message=sent))["task"]
+            assert task["contextId"] == chosen
+        assert (await result(client, "ListTasks", contextId=chosen))["totalSize"] == 2
+        for bad in ("short", "a/b/c/d/e/f", "+" * 40):
+            sent = message("Go", "m-8", contextId=bad)
+            assert (await error(client, "SendMessage", message=sent))[0] == -32602
 
 
 async def test_other_runs_are_tasks_only_for_a_token_that_may_read_runs(tmp_path: Path) -> None:

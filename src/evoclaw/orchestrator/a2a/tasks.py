@@ -7,6 +7,7 @@ artifacts are made from the run's records.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ from evoclaw.orchestrator.a2a.schemas import (
 from evoclaw.orchestrator.people.access import Caller, TokenScope
 from evoclaw.orchestrator.people.approvals import CallApprovals
 from evoclaw.orchestrator.runs.requests import (
+    MAX_TITLE_CHARS,
     RunRequest,
     RunStatus,
     RunView,
@@ -58,6 +60,7 @@ from evoclaw.orchestrator.runs.requests import (
 )
 from evoclaw.orchestrator.runs.runs import Runs
 from evoclaw.orchestrator.runs.views import status_of
+from evoclaw.orchestrator.sanitizing import one_line
 from evoclaw.orchestrator.sessions.conversations import Conversations
 from evoclaw.orchestrator.sessions.run_ids import tenant_run_id
 from evoclaw.store.sessions.sessions import StoredRun
@@ -67,6 +70,8 @@ A2A_KEY = "a2a"
 MAX_LISTED_TASKS = 1_000
 """The newest tasks, among which `ListTasks` filters and sorts."""
 LIST_PAGE_SIZE = 500
+_CONTEXT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{7,127}")
+"""A context that a client may make: long enough that two clients do not choose the same."""
 CANCEL_TIMEOUT_S = 10.0
 """How long `CancelTask` waits until the run has ended; then it shows the state so far."""
 
@@ -128,7 +133,7 @@ class A2aTasks:
     async def _start(self, message: A2aMessage) -> FollowedTask:
         content, agent = read_parts(message), self.agent
         if message.context_id:
-            agent = await self._agent_of(message.context_id)
+            agent = await self._context_agent(message.context_id, content.text)
         if content.images and (
             why := self.parts.image_problem(agent or self.parts.runs.default_agent, "")
         ):
@@ -185,17 +190,24 @@ class A2aTasks:
         """Whether this message is the one that started the run."""
         return await self._first_message_id(view.run_id) == message.message_id
 
-    async def _agent_of(self, context_id: str) -> str:
-        """The agent of a context of the caller; `A2aError` if there is none such."""
-        listed = await self.conversations.store.summary(context_id)
-        if listed is None or not self._owns(listed.session.owner):
+    async def _context_agent(self, context_id: str, text: str) -> str:
+        """The agent of a context of the caller; a context that does not exist is made."""
+        if _CONTEXT_ID.fullmatch(context_id) is None:
             raise invalid_params(
-                f"There is no context {context_id[:200]!r}. Send the message without a contextId: "
-                "the service makes one."
+                "A contextId has 8 to 128 letters, digits, '.', '_' and '-'; use a UUID, or none."
             )
-        if self.agent not in ("", listed.session.agent):
+        session = await self.conversations.store.session(context_id)
+        if session is None:
+            agent, user = self.agent or self.parts.runs.default_agent, self.caller.principal.user
+            title = one_line(text, MAX_TITLE_CHARS)
+            session = await self.conversations.open(
+                agent, session_id=context_id, owner=user, title=title
+            )
+        if not self._owns(session.owner):
+            raise invalid_params("The contextId cannot be used. Use another one, or none.")
+        if self.agent not in ("", session.agent):
             raise invalid_params("The context belongs to another agent.")
-        return listed.session.agent
+        return session.agent
 
     async def get(self, request: A2aGetRequest) -> A2aTask:
         """A task with its state, its messages and its artifacts."""
