@@ -80,6 +80,7 @@ async def test_the_public_card_names_no_agent_and_the_extended_card_all(tmp_path
         card = answer.json
         assert answer.status == 200
         assert "helper" not in answer.body.decode()
+        assert (await service.client("").get(f"/a2a{CARD}")).json == card
         assert card["capabilities"]["extendedAgentCard"]
         assert card["capabilities"]["pushNotifications"] is False
         assert card["supportedInterfaces"][0]["url"] == f"{service.url}/a2a"

@@ -25,8 +25,10 @@ ANY_CALLER = "any"
 """The scope of a route that any valid token may use."""
 ANY_QUERY = "any_query"
 """The option of a route that ignores unknown query parameters, because its protocol says so."""
+CARD_PATHS = ("/.well-known/agent-card.json", "/a2a/.well-known/agent-card.json")
+"""Where the agent card is that everyone may read."""
 PUBLIC_PATHS = frozenset(
-    {"/", "/health/live", "/health/ready", "/openapi.json", "/docs", "/.well-known/agent-card.json"}
+    {"/", "/health/live", "/health/ready", "/openapi.json", "/docs", *CARD_PATHS}
 )
 """Paths that need no token."""
 ANSWER_PATH_PREFIX = "/v1/answers/"

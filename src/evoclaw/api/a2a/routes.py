@@ -14,7 +14,13 @@ from litestar import Request, Response, delete, get, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 
-from evoclaw.api.auth import ANY_QUERY, PUBLIC, InjectedCaller, InjectedDependencies
+from evoclaw.api.auth import (
+    ANY_QUERY,
+    CARD_PATHS,
+    PUBLIC,
+    InjectedCaller,
+    InjectedDependencies,
+)
 from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import ApiError, handle_error, require
 from evoclaw.api.openai.chat_runs import unless_disconnected
@@ -121,7 +127,7 @@ def _card(request: AnyRequest, parts: ApiDependencies) -> dict[str, JSON]:
     return service_card(base, agents, require(parts.runs, "runs").default_agent)
 
 
-@get(CARD_PATH, scope=PUBLIC, include_in_schema=False)
+@get([*CARD_PATHS], scope=PUBLIC, include_in_schema=False)
 async def show_public_card(
     request: AnyRequest, parts: InjectedDependencies
 ) -> Response[dict[str, JSON]]:
