@@ -93,10 +93,16 @@ class Setup:
 
 @asynccontextmanager
 async def served(
-    folder: Path, links: tuple[Link, Link], provider: Provider | None = None
+    folder: Path,
+    links: tuple[Link, Link],
+    provider: Provider | None = None,
+    *,
+    is_held: bool = False,
 ) -> AsyncGenerator[Setup]:
     async with AsyncExitStack() as stack:
         house, _ = await stack.enter_async_context(build_service(folder, provider))
+        if is_held:
+            house.may_go_on.clear()
         await stack.enter_async_context(house.runs.serving())
         parts = A2aParts(house.runs, house.talks, house.approvals, lambda agent, model: "")
         access, url = AccessControl(house.tokens), "mqtt://127.0.0.1"
@@ -214,6 +220,29 @@ async def test_a_reply_waits_for_the_broker(tmp_path: Path) -> None:
         links[0].plug()
         answer = await asking
         assert answer["result"]["task"]["artifacts"][0]["parts"][0]["text"] == "Late."
+
+
+@pytest.mark.parametrize("method", ["SendMessage", "SendStreamingMessage"])
+async def test_a_reply_is_sent_after_a_restart(tmp_path: Path, method: str) -> None:
+    broker, task_id = MemoryBroker(), str(uuid4())
+    script = Scripted(calls(("work", {"what": "it"})))
+    links = MemoryLink(broker), MemoryLink(broker)
+    async with served(tmp_path, links, script, is_held=True) as setup:
+        params: JSON = {"message": message(taskId=task_id)}
+        call: JSON = {"jsonrpc": "2.0", "id": "x-1", "method": method, "params": params}
+        await setup.requester.send(json.dumps(call).encode(), b"the first")
+        await until(lambda: script.requests, say="the run has started")
+    links = MemoryLink(broker), MemoryLink(broker)
+    async with served(tmp_path, links, Scripted(says("Late.")), is_held=True) as setup:
+        setup.house.may_go_on.set()
+
+        def ended() -> bool:
+            return any(b"TASK_STATE_COMPLETED" in m.payload for m in setup.requester.replies)
+
+        await until(ended, say="the reply comes")
+        assert {_correlation(reply) for reply in setup.requester.replies} == {b"the first"}
+        last = json.loads(setup.requester.replies[-1].payload)
+        assert last["id"] == "x-1" and task_id in json.dumps(last["result"])
 
 
 async def test_requests_without_a_valid_token_are_refused(tmp_path: Path) -> None:

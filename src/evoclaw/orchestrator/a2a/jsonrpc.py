@@ -174,6 +174,7 @@ class JsonRpcHandler:
         extended_card: Callable[[], dict[str, JSON]],
         *,
         choose_ids: bool = False,
+        reply_to: dict[str, JSON] | None = None,
     ) -> None:
         """Choose whose requests these are.
 
@@ -181,8 +182,10 @@ class JsonRpcHandler:
             tasks: The tasks of the caller.
             extended_card: The agent card for callers with a token.
             choose_ids: Whether clients choose the ids of new tasks, as over MQTT.
+            reply_to: Where the reply goes, to be stored with a new task.
         """
         self._tasks, self._extended_card, self._choose_ids = tasks, extended_card, choose_ids
+        self._reply_to = reply_to
 
     async def handle(self, call: RpcCall) -> RpcAnswer | RpcStream:
         """Run a request: its answer, or a stream of answers; errors are answers."""
@@ -190,7 +193,7 @@ class JsonRpcHandler:
             match call.method:
                 case "SendStreamingMessage":
                     request = convert_params(call.params, A2aSendRequest)
-                    followed = await self._tasks.send(request, choose_id=self._choose_ids)
+                    followed = await self._sent(call, request)
                     length = request.configuration.history_length
                     return self._stream(call, followed, length)
                 case "SubscribeToTask":
@@ -227,12 +230,28 @@ class JsonRpcHandler:
     async def _send(self, call: RpcCall) -> object:
         request = convert_params(call.params, A2aSendRequest)
         options = request.configuration
-        followed = await self._tasks.send(request, choose_id=self._choose_ids)
+        followed = await self._sent(call, request)
         waits = not options.return_immediately
         task = await (self._tasks.result if waits else self._tasks.shown)(
             followed, options.history_length
         )
         return _in_form_of(call, task) if call.is_legacy else A2aEvent(task=task)
+
+    async def _sent(self, call: RpcCall, request: A2aSendRequest) -> FollowedTask:
+        stored = self._reply_to
+        if stored is not None:
+            stored = {**stored, "id": call.id, "method": call.method}
+        return await self._tasks.send(request, choose_id=self._choose_ids, reply_to=stored)
+
+    async def reply_again(
+        self, followed: FollowedTask, reply_to: dict[str, JSON]
+    ) -> RpcAnswer | RpcStream:
+        """The reply to a request that was taken before a restart."""
+        call = RpcCall(reply_to.get("id"), str(reply_to.get("method", "")), {})
+        if call.method == "SendStreamingMessage":
+            return self._stream(call, followed)
+        task = await self._tasks.result(followed)
+        return RpcAnswer(encode_result(call.id, A2aEvent(task=task)))
 
     async def _stream(
         self, call: RpcCall, followed: FollowedTask, history_length: int | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
@@ -17,7 +18,9 @@ from uuid import UUID
 import msgspec
 
 from evoclaw.core.agent import Agent
+from evoclaw.core.encoding import decode_base64url, encode_base64url
 from evoclaw.core.errors import EvoClawError
+from evoclaw.core.labels import Principal
 from evoclaw.core.messages import JSON, is_object
 from evoclaw.orchestrator.a2a.cards import CardInterface, agent_card
 from evoclaw.orchestrator.a2a.errors import A2aError, A2aErrorKind, invalid_params, to_a2a_error
@@ -26,12 +29,13 @@ from evoclaw.orchestrator.a2a.jsonrpc import (
     RpcAnswer,
     RpcCall,
     RpcRefused,
+    RpcStream,
     encode_error,
     read_call,
 )
 from evoclaw.orchestrator.a2a.settings import A2aSettings
-from evoclaw.orchestrator.a2a.tasks import A2aParts
-from evoclaw.orchestrator.people.access import AccessControl, Caller
+from evoclaw.orchestrator.a2a.tasks import A2aParts, FollowedTask
+from evoclaw.orchestrator.people.access import AccessControl, Caller, TokenScope
 from evoclaw.transport.link import (
     Incoming,
     Link,
@@ -56,6 +60,9 @@ MAX_REPLIES_IN_DOUBT = 20
 """Replies that say that a request was not taken, at the same time."""
 REPLY_RETENTION_S = 3_600.0
 """How long a reply waits for the broker."""
+RECENT_END_S, MAX_RESUMED_REPLIES = 120.0, 10_000
+"""How long ago a task may have ended whose reply is published again after a restart, and how many
+tasks are looked at."""
 MAX_CORRELATION_BYTES = 1_024
 JSON_TYPE = "application/json"
 
@@ -107,6 +114,10 @@ class A2aMqttAgent:
         """Serve until cancelled; then say that the agent is offline."""
         serving = asyncio.create_task(self._link.run(self))
         try:
+            try:
+                await self._resume_replies()
+            except EvoClawError as problem:
+                logger.warning("replies to earlier requests over MQTT are lost: %s", problem)
             await asyncio.shield(serving)
         finally:
             for task in self._tasks:
@@ -187,20 +198,69 @@ class A2aMqttAgent:
         try:
             caller = await self._authenticated(asked)
             _check_new_task(call)
+            reply_to: dict[str, JSON] = {
+                "topic": asked.response_topic,
+                "correlation": encode_base64url(asked.correlation),
+            }
             handler = JsonRpcHandler(
-                self._parts.tasks(caller, self._agent.name), lambda: self._card, choose_ids=True
+                self._parts.tasks(caller, self._agent.name),
+                lambda: self._card,
+                choose_ids=True,
+                reply_to=reply_to,
             )
             found = await handler.handle(call)
         except EvoClawError as error:
             refused = to_a2a_error(error)
             self.counts[f"refused: {refused.kind.name}"] += 1
             return await self._reply(asked, encode_error(call.id, refused))
+        return await self._reply_all(asked, found)
+
+    async def _reply_all(self, asked: MessageProperties, found: RpcAnswer | RpcStream) -> None:
         if isinstance(found, RpcAnswer):
             return await self._reply(asked, found.body)
         async with aclosing(found):
             async for body in found:
                 await self._reply(asked, body)
         return None
+
+    async def _resume_replies(self) -> None:
+        """Reply to the requests that were taken before this process started.
+
+        A reply that was published just before is published again: clients expect repeated replies.
+        """
+        since = time.time() - RECENT_END_S
+        for tenant, run_id in await self._parts.runs.unfinished_since(since, MAX_RESUMED_REPLIES):
+            # On behalf of the service: each task says itself where its reply goes.
+            caller = Caller(
+                Principal(tenant), frozenset({TokenScope.AGENTS_INVOKE, TokenScope.ADMIN}), "a2a"
+            )
+            tasks = self._parts.tasks(caller, self._agent.name)
+            try:
+                found = await tasks.awaited_reply(run_id)
+            except A2aError:
+                continue  # a task of another agent
+            if found is not None:
+                followed, reply_to = found
+                asked = MessageProperties(
+                    str(reply_to.get("topic", "")),
+                    decode_base64url(str(reply_to.get("correlation", ""))),
+                )
+                if self._can_reply(asked):
+                    handler = JsonRpcHandler(tasks, lambda: self._card)
+                    self._spawn(self._reply_again(handler, asked, followed, reply_to))
+
+    async def _reply_again(
+        self,
+        handler: JsonRpcHandler,
+        asked: MessageProperties,
+        followed: FollowedTask,
+        reply_to: dict[str, JSON],
+    ) -> None:
+        try:
+            await self._reply_all(asked, await handler.reply_again(followed, reply_to))
+        except EvoClawError as problem:
+            self.counts["reply lost"] += 1
+            logger.warning("a reply to a request over MQTT is lost: %s", problem)
 
     async def _authenticated(self, asked: MessageProperties) -> Caller:
         kind, _, bearer = asked.user_value(AUTHORIZATION).partition(" ")

@@ -67,6 +67,8 @@ from evoclaw.store.sessions.sessions import StoredRun
 
 A2A_KEY = "a2a"
 """The key of a run request's `api_data` with the id of the message that started the run."""
+REPLY_KEY = "reply_to"
+"""The key beside that of the message's id: where the reply goes, if a restart must not lose it."""
 MAX_LISTED_TASKS = 1_000
 """The newest tasks, among which `ListTasks` filters and sorts."""
 LIST_PAGE_SIZE = 500
@@ -110,12 +112,19 @@ class A2aTasks:
     agent: str = ""
     """The agent of new contexts, and of all tasks that are shown; empty: the default one, all."""
 
-    async def send(self, request: A2aSendRequest, *, choose_id: bool = False) -> FollowedTask:
+    async def send(
+        self,
+        request: A2aSendRequest,
+        *,
+        choose_id: bool = False,
+        reply_to: dict[str, JSON] | None = None,
+    ) -> FollowedTask:
         """Start a task, or send a message to one; stored when this returns.
 
         Args:
             request: The message.
             choose_id: Whether a task id that does not exist is the id for a new task, as over MQTT.
+            reply_to: Where the reply goes; stored with a new task whose id the client chose.
         """
         self._check_scope(TokenScope.AGENTS_INVOKE)
         self._check_tenant(request.tenant)
@@ -128,9 +137,9 @@ class A2aTasks:
                 return await self._continue(view, message)
             if not choose_id:
                 raise task_not_found(message.task_id)
-        return await self._start(message)
+        return await self._start(message, reply_to if message.task_id else None)
 
-    async def _start(self, message: A2aMessage) -> FollowedTask:
+    async def _start(self, message: A2aMessage, reply_to: dict[str, JSON] | None) -> FollowedTask:
         content, agent = read_parts(message), self.agent
         if message.context_id:
             agent = await self._context_agent(message.context_id, content.text)
@@ -145,7 +154,12 @@ class A2aTasks:
             images=content.images,
             session_id=message.context_id,
             agent=agent,
-            api_data={A2A_KEY: {"messageId": message.message_id}},
+            api_data={
+                A2A_KEY: {
+                    "messageId": message.message_id,
+                    **({} if reply_to is None else {REPLY_KEY: reply_to}),
+                }
+            },
         )
         view, _ = await self.parts.runs.start(
             self.caller.principal,
@@ -313,6 +327,16 @@ class A2aTasks:
         if view is None:
             raise task_not_found(self.task_id(run_id))
         return await self._task(view, history_length)
+
+    async def awaited_reply(self, task_id: str) -> tuple[FollowedTask, dict[str, JSON]] | None:
+        """A task whose reply a restart may have lost, and where the reply goes."""
+        view = await self._find(task_id)
+        if view is None:
+            return None
+        blob = await self.conversations.store.run_request(view.run_id)
+        data = decode_run_request(blob).api_data.get(A2A_KEY)
+        found = data.get(REPLY_KEY) if is_object(data) else None
+        return (FollowedTask(view), found) if is_object(found) else None
 
     async def _last_task(self, run_id: str, before: A2aTask) -> A2aTask:
         """The task after its last record; as cancelled if it was deleted meanwhile."""

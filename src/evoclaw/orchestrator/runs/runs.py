@@ -419,6 +419,10 @@ class Runs:
         await self._driver.interrupt(remaining)
         return len(remaining)
 
+    async def unfinished_since(self, since: float, limit: int) -> Sequence[tuple[str, str]]:
+        """Tenant and id of the runs of all tenants that are open, or ended at a time or later."""
+        return await self._queue.unfinished_since(since, limit)
+
     async def has_unfinished(self) -> bool:
         """Whether any process has started runs that have not ended."""
         return await self._queue.has_started_runs()
