@@ -17,10 +17,12 @@ from tests.support.up_process import PATIENCE, SETTINGS, up_process
 A2A_SETTINGS = f"""{SETTINGS}
 [a2a]
 mqtt = true
+prefix = "$a2a"
 org = "acme"
+unit = "lab"
 """
-CARD, REQUEST = "$a2a/v1/discovery/acme/default/evoclaw", "$a2a/v1/request/acme/default/evoclaw"
-REPLY = "$a2a/v1/reply/acme/default/ann/1"
+CARD, REQUEST = "$a2a/v1/discovery/acme/lab/evoclaw", "$a2a/v1/request/acme/lab/evoclaw"
+REPLY = "$a2a/v1/reply/acme/lab/ann/1"
 
 
 async def ask(client: MosquittoClient, token: str, text: str, task_id: str = "") -> JSON:
