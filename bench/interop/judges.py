@@ -282,6 +282,75 @@ async def mcp_conformance(install: bool) -> Problems:
     return {name: "" if found == "passed" else found for name, found in outcomes.items()}
 
 
+A2A_SDK = "1.3.0"
+A2A_SETTINGS = """
+[[agents]]
+id = "evoclaw"
+capabilities = ["*"]
+autonomy = "full"
+"""
+
+
+async def a2a(install: bool) -> Problems:
+    """The SDK's client uses an agent, and follows a task of `evoclaw up` across a `kill -9`."""
+    pins = [f"a2a-sdk=={A2A_SDK}"]
+    python = await asyncio.to_thread(python_environment, "a2a", pins, install=install)
+    if python is None:
+        raise NotInstalled(f"install {pins[0]} with: make interop")
+    client = [str(python), "-P", str(CLIENTS / "a2a_client.py")]
+    return await _against_agent(client) | await _across_a_kill(client)
+
+
+async def _across_a_kill(client: Sequence[str]) -> Problems:
+    """What the client sees of two tasks of a process that is killed while they work."""
+    from tests.support.up_process import up_process
+    from tests.support.waiting import until
+
+    with tempfile.TemporaryDirectory() as folder:
+        async with up_process(Path(folder)) as up:
+            up.configure(A2A_SETTINGS)
+
+            async def ask(*words: str) -> dict[str, JSON]:
+                return json.loads((await finished([*client, *login, *words])).splitlines()[-1])
+
+            owner = await up.start()
+            login = owner.url, owner.token
+            kept = str((await ask("start", "wait first 8"))["task"])
+            ended = str((await ask("start", "wait second 8"))["task"])
+            async with asyncio.timeout(CLIENT_TIMEOUT_S):
+                await up.models.held["first"].wait()
+                await up.models.held["second"].wait()
+            await up.kill()
+            for gate in ("first", "second"):
+                up.models.held[gate].clear()
+            owner = await up.start()
+            login = owner.url, owner.token
+            async with asyncio.timeout(CLIENT_TIMEOUT_S):
+                await up.models.held["first"].wait()
+                await up.models.held["second"].wait()
+            cancelled = await ask("cancel", ended)
+            following = asyncio.create_task(ask("follow", kept))
+
+            async def is_watched() -> bool:
+                return b"evoclaw_http_watchers 1" in (await owner.get("/metrics")).body
+
+            await until(is_watched, CLIENT_TIMEOUT_S, "the client has subscribed")
+            up.models.gates["first"].set()
+            followed, shown = await following, await ask("show", kept)
+    words = [f"word{number}" for number in range(8)]
+    return {
+        "a task is cancelled after a kill -9": ""
+        if cancelled["state"] == "TASK_STATE_CANCELED"
+        else str(cancelled),
+        "a task is followed to its end after a kill -9": ""
+        if followed["states"][-1] == "TASK_STATE_COMPLETED"
+        else str(followed),
+        "its answer is whole": ""
+        if shown["text"].split() == followed["text"].split() == words
+        else f"{shown} {followed}",
+    }
+
+
 PYDANTIC_AI, LANGCHAIN, AGENTS, NPM_OPENAI = "2.66.0", "1.7.3", "0.24.0", "6.49.0"
 OPEN_RESPONSES = "2.4.0"
 CHAT, RESPONSES = "OpenAI chat completions and Responses", "OpenAI Responses"
@@ -362,4 +431,5 @@ JUDGES = (
         pinned("agent-client-protocol"),
         own_tests("tests/cli/test_acp.py"),
     ),
+    Judge("A2A", "1.0 and 0.3", "a2a-sdk (Python)", A2A_SDK, a2a),
 )

@@ -28,6 +28,7 @@ from evoclaw.store.databases.database import Connection
 from evoclaw.store.databases.migrations import MultiSchemaFormat
 from evoclaw.store.databases.sqlite import SqliteDatabase
 from evoclaw.tools.define import tool
+from evoclaw.transport.link import MessageProperties
 from evoclaw.transport.topics import TopicKind
 from evoclaw.transport.wire import Command, Report, ReportType
 from evoclaw.trust.receipts import DeviceKey, Receipt, SignedReceipt, read_receipt
@@ -87,12 +88,18 @@ def forged(kit: Kit, change: Callable[[dict[str, JSON]], None]) -> None:
     link = kit.here.pi.link
     plain = link.publish
 
-    async def publish(topic: str, payload: bytes, *, retain: bool = False) -> None:
+    async def publish(
+        topic: str,
+        payload: bytes,
+        *,
+        retain: bool = False,
+        properties: MessageProperties | None = None,
+    ) -> None:
         if b'"exit_code"' in payload:
             report = msgspec.json.decode(payload)
             change(report["payload"])
             payload = msgspec.json.encode(report)
-        await plain(topic, payload, retain=retain)
+        await plain(topic, payload, retain=retain, properties=properties)
 
     link.publish = publish
 

@@ -458,6 +458,13 @@ SERVICE_ROWS: Rows = {
         )
         for key in ("discovery", "prefix", "account")
     },
+    **{
+        f"a2a.{key}": Elsewhere(
+            "tests/flows/test_a2a.py::"
+            "test_an_account_of_the_broker_finds_an_agent_and_sends_it_a_task"
+        )
+        for key in ("mqtt", "prefix", "org", "unit")
+    },
     "orchestrator.tool_loop_enabled": Row(
         "[orchestrator]\ntool_loop_enabled = false\n", runtime(names)
     ),

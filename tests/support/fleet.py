@@ -32,7 +32,7 @@ from evoclaw.store.calls.artifacts import ArtifactStore
 from evoclaw.store.calls.commands import CommandStore
 from evoclaw.store.calls.journal import Journal
 from evoclaw.tools.define import tool
-from evoclaw.transport.link import Incoming, Party, Will
+from evoclaw.transport.link import Incoming, MessageProperties, Party, Will
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.transport.topics import TopicKind, topic
 from evoclaw.transport.wire import Command, encode
@@ -66,7 +66,14 @@ class BadLink(MemoryLink):
         self.sent: list[tuple[str, bytes]] = []
         self.delay: Callable[[], float] = lambda: 0.01
 
-    async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+    async def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        retain: bool = False,
+        properties: MessageProperties | None = None,
+    ) -> None:
         fault = self.fault(topic, payload)
         self.sent.append((topic, payload))
         payload = self.rewrite(topic, payload)
@@ -78,10 +85,10 @@ class BadLink(MemoryLink):
                 loop.call_later(self.delay(), self._late, topic, payload, retain)
                 return
             case Fault.TWICE:
-                await super().publish(topic, payload, retain=retain)
-                await super().publish(topic, payload, retain=retain)
+                await super().publish(topic, payload, retain=retain, properties=properties)
+                await super().publish(topic, payload, retain=retain, properties=properties)
             case Fault.NONE:
-                await super().publish(topic, payload, retain=retain)
+                await super().publish(topic, payload, retain=retain, properties=properties)
 
     def _late(self, topic: str, payload: bytes, retain: bool) -> None:
         if self._broker.is_up:

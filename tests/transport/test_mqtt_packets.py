@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from evoclaw.transport import mqtt_packets as packets
-from evoclaw.transport.link import Will
+from evoclaw.transport.link import MessageProperties, Will
 from evoclaw.transport.mqtt_packets import V5, V311, MalformedPacket
 from tests.support.bad_brokers import packet
 from tests.support.properties import examples
@@ -68,10 +68,36 @@ def test_a_message_is_read_as_it_was_written(
     )
 
 
-def test_the_properties_of_a_message_are_skipped() -> None:
+def test_the_properties_of_a_message_are_read() -> None:
     properties = b"\x0f" + b"\1\1" + b"\2\0\0\0\x05" + b"\x0b\x81\1" + b"\x26\0\0\0\0"
     body = b"\0\1a" + b"\0\7" + properties + b"text"
-    assert packets.read_publish(0x32, body, V5) == packets.Publish("a", b"text", 7, False)
+    found = MessageProperties(user=(("", ""),))
+    assert packets.read_publish(0x32, body, V5) == packets.Publish("a", b"text", 7, False, found)
+
+
+def test_a_property_that_is_no_text_does_not_end_the_connection() -> None:
+    body = b"\0\1a" + b"\0\7" + b"\x05\x08\0\2\xff\xfe" + b"text"
+    found = packets.read_publish(0x32, body, V5)
+    assert (found.payload, found.properties) == (b"text", MessageProperties("\ufffd\ufffd"))
+
+
+@given(
+    st.text(max_size=20),
+    st.binary(max_size=300),
+    st.lists(st.tuples(st.text(max_size=20), st.text(max_size=200)), max_size=4),
+)
+@settings(max_examples=examples(200))
+def test_what_is_encoded_as_properties_is_read_again(
+    response_topic: str, correlation: bytes, user: list[tuple[str, str]]
+) -> None:
+    sent = MessageProperties(response_topic, correlation, "application/json", tuple(user))
+    own = packets.encode_properties(sent)
+    packet = packets.encode_publish(b"a", b"x", 7, retain=False, version=V5, properties=own)
+    first, last = packets.packet_bounds(packet, 0)
+    assert packets.read_publish(packet[0], packet[first:last], V5).properties == sent
+    old = packets.encode_publish(b"a", b"x", 7, retain=False, version=V311, properties=own)
+    first, last = packets.packet_bounds(old, 0)
+    assert packets.read_publish(old[0], old[first:last], V311).properties is None
 
 
 def test_the_limits_of_a_broker_are_read_from_its_connack() -> None:

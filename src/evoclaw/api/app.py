@@ -8,6 +8,7 @@ from litestar.di import Provide
 from litestar.exceptions import HTTPException
 from litestar.handlers import HTTPRouteHandler
 
+from evoclaw.api.a2a.routes import A2A_ROUTES
 from evoclaw.api.auth import check_request, provide_caller
 from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import handle_error, handle_http_exception, handle_internal_error
@@ -95,6 +96,7 @@ def api_routes() -> list[HTTPRouteHandler]:
         *openai.ROUTES,
         *RESPONSE_ROUTES,
         *EMBEDDING_ROUTES,
+        *A2A_ROUTES,
         *runs.ROUTES,
         *undo.ROUTES,
         *replays.ROUTES,

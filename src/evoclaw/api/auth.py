@@ -23,7 +23,13 @@ PUBLIC = ""
 """The scope of a route that needs no token."""
 ANY_CALLER = "any"
 """The scope of a route that any valid token may use."""
-PUBLIC_PATHS = frozenset({"/", "/health/live", "/health/ready", "/openapi.json", "/docs"})
+ANY_QUERY = "any_query"
+"""The option of a route that ignores unknown query parameters, because its protocol says so."""
+CARD_PATHS = ("/.well-known/agent-card.json", "/a2a/.well-known/agent-card.json")
+"""Where the agent card is that everyone may read."""
+PUBLIC_PATHS = frozenset(
+    {"/", "/health/live", "/health/ready", "/openapi.json", "/docs", *CARD_PATHS}
+)
 """Paths that need no token."""
 ANSWER_PATH_PREFIX = "/v1/answers/"
 """What follows it is a token that approves or denies a call: it must not be logged."""
@@ -88,7 +94,7 @@ def _check_scope(connection: Connection, route: BaseRouteHandler) -> None:
 
 def _check_query(connection: Connection, route: BaseRouteHandler) -> None:
     """Refuse unknown query parameters: a misspelt parameter is an error, not ignored."""
-    if route.opt.get("scope") == PUBLIC:
+    if route.opt.get("scope") == PUBLIC or route.opt.get(ANY_QUERY):
         return
     if not connection.query_params:
         return

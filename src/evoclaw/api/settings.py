@@ -16,6 +16,8 @@ MIN_TOKEN_CHARS = 32
 """Characters of a configured token."""
 CHAT_PATHS = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/embeddings"})
 """Paths whose bodies contain conversations, perhaps with images, or many texts."""
+A2A_PREFIX = "/a2a"
+"""The paths of A2A start with it; their bodies contain messages, perhaps with images."""
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 
@@ -70,8 +72,8 @@ class ServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_body_bytes: Annotated[int, Meta(ge=1_024, le=1 << 30)] = 1 << 20
     """The size limit of a request body."""
     max_chat_body_bytes: Annotated[int, Meta(ge=1_024, le=1 << 30)] = 20 << 20
-    """The size limit of the body of `/v1/chat/completions`, `/v1/responses` and `/v1/embeddings`:
-    conversations with images, or many texts."""
+    """The size limit of the body of `/v1/chat/completions`, `/v1/responses`, `/v1/embeddings` and
+    `/a2a`: conversations with images, or many texts."""
     embedding_model: str = ""
     """The model of `/v1/embeddings`, on a server of your own, such as `ollama/nomic-embed-text`;
     empty: there is none."""
@@ -100,7 +102,7 @@ class ServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def max_body_bytes_of(self, path: str) -> int:
         """The size limit of the body of a request to a path."""
-        if path.rstrip("/") in CHAT_PATHS:
+        if path.rstrip("/") in CHAT_PATHS or path.startswith(A2A_PREFIX):
             return max(self.max_body_bytes, self.max_chat_body_bytes)
         return self.max_body_bytes
 

@@ -36,6 +36,7 @@ from evoclaw.governance.network import NetworkSettings
 from evoclaw.governance.rate_limits import RateSettings
 from evoclaw.governance.rules.command_rules import PolicySettings
 from evoclaw.observe.audit.settings import AuditSettings
+from evoclaw.orchestrator.a2a.settings import A2aSettings, check_a2a
 from evoclaw.orchestrator.agents.definitions import AgentConfig, AgentLimits, RunDefaults
 from evoclaw.orchestrator.agents.memory import MemorySettings
 from evoclaw.orchestrator.agents.workspace_text import WorkspaceText
@@ -257,6 +258,7 @@ class EvoClawConfig(Struct, frozen=True, kw_only=True):
     channels: tuple[ChannelSettings, ...] = ()
     notify: tuple[NotifySettings, ...] = ()
     home_assistant: HomeAssistantSettings = HomeAssistantSettings()
+    a2a: A2aSettings = A2aSettings()
     data: Path
     """The data folder."""
 
@@ -347,6 +349,7 @@ def parse_evoclaw_toml(text: str, path: Path | None, env: Mapping[str, str]) -> 
     check_budget(config.budget)
     check_channels(config.channels)
     check_home_assistant(config.home_assistant)
+    check_a2a(config.a2a)
     check_public_url(config.server)
     check_notify(config.notify, config.server.public_url)
     return replace(config, agents=check_agents(document, config.agents))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 IMAGE_MEDIA_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 """The images that every model which sees images accepts."""
+MAX_ATTACHED_IMAGES = 8
+"""Of one message of a user; the limits of a request's body bound their size."""
 
 
 def image_media_type(data: bytes) -> str:

@@ -20,9 +20,11 @@ from evoclaw.transport.private_files import locked, write_private
 from evoclaw.transport.topics import (
     BROADCAST,
     ID_RULE,
+    A2aTopic,
     HomeAssistantTopic,
     Mailbox,
     TopicKind,
+    a2a_topic,
     discovery_topic,
     every,
     every_box,
@@ -86,21 +88,30 @@ class BrokerAccount(Struct, frozen=True, omit_defaults=True):
     def rights(self) -> TopicRights:
         """The topics it may use: an agent its own, an orchestrator the reverse for all agents.
 
-        A user has only an inbox and an outbox at each agent; the last level of their topics is
-        the account's name, as it is of the buttons that Home Assistant presses.
+        A user has an inbox and an outbox at each agent; the last level of their topics is the
+        account's name, as it is of the buttons that Home Assistant presses. Its requests of A2A
+        need a token besides; the replies to them name the account in their topic.
         """
         if self.role is BrokerRole.ORCHESTRATOR:
             published = (every(TopicKind.COMMANDS), BROADCAST, every_box(Mailbox.OUTBOX))
             subscribed = (*(every(kind) for kind in _SPOKEN), every_box(Mailbox.INBOX))
+            cards, replies = (
+                a2a_topic(A2aTopic.DISCOVERY, *"+++"),
+                a2a_topic(A2aTopic.REPLY, *"++++"),
+            )
             buttons = home_assistant_topic("+", HomeAssistantTopic.COMMAND, "+")
             return TopicRights(
-                (*published, discovery_topic("+", "+"), *_HOME_ASSISTANT_STATES),
-                (*subscribed, buttons),
+                (*published, discovery_topic("+", "+"), *_HOME_ASSISTANT_STATES, cards, replies),
+                (*subscribed, buttons, a2a_topic(A2aTopic.REQUEST, *"+++")),
             )
         if self.role in PERSONAL_ROLES:
             inboxes, outboxes = (every_box(box, self.name) for box in Mailbox)
             if self.role is BrokerRole.USER:
-                return TopicRights((inboxes,), (outboxes,))
+                replies = a2a_topic(A2aTopic.REPLY, "+", "+", self.name, "+")
+                return TopicRights(
+                    (inboxes, a2a_topic(A2aTopic.REQUEST, *"+++")),
+                    (outboxes, a2a_topic(A2aTopic.DISCOVERY, *"+++"), replies),
+                )
             buttons = home_assistant_topic("+", HomeAssistantTopic.COMMAND, self.name)
             return TopicRights(
                 (inboxes, buttons, _BIRTH),

@@ -315,7 +315,7 @@ class MqttConnection(asyncio.BufferedProtocol):
         publish = packets.read_publish(head, body, self._version)
         if publish.packet_id:
             self._acknowledge(publish.packet_id)
-        message = Incoming(publish.topic, publish.payload, publish.retained)
+        message = Incoming(publish.topic, publish.payload, publish.retained, publish.properties)
         if self._held is not None:
             self._held.append(message)
             return

@@ -20,6 +20,7 @@ class _Outgoing(NamedTuple):
     topic: bytes
     payload: bytes
     retain: bool
+    properties: bytes
 
 
 class InFlight:
@@ -34,13 +35,15 @@ class InFlight:
         self._queue: deque[_Outgoing] = deque()
         self._drained: asyncio.Event | None = None
 
-    async def publish(self, topic: bytes, payload: bytes, retain: bool) -> None:
+    async def publish(
+        self, topic: bytes, payload: bytes, retain: bool, properties: bytes = b"\0"
+    ) -> None:
         """Send, or wait for a slot behind earlier messages."""
         if len(self._ids) < self.limit:  # then the queue is empty
-            self._send(topic, payload, retain)
+            self._send(topic, payload, retain, properties)
             return
         sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting = _Outgoing(sent, topic, payload, retain)
+        waiting = _Outgoing(sent, topic, payload, retain, properties)
         self._queue.append(waiting)
         try:
             await sent
@@ -74,16 +77,18 @@ class InFlight:
         while self._queue and len(self._ids) < self.limit:
             waiting = self._queue.popleft()
             if not waiting.sent.done():
-                self._send(waiting.topic, waiting.payload, waiting.retain)
+                self._send(waiting.topic, waiting.payload, waiting.retain, waiting.properties)
                 waiting.sent.set_result(None)
         if self._drained is not None and self.is_empty:
             self._drained.set()
 
-    def _send(self, topic: bytes, payload: bytes, retain: bool) -> None:
+    def _send(self, topic: bytes, payload: bytes, retain: bool, properties: bytes) -> None:
         packet_id = self._last_id % MAX_PACKET_ID + 1
         while packet_id in self._ids:
             packet_id = packet_id % MAX_PACKET_ID + 1
         self._last_id = packet_id
         self._ids.add(packet_id)
-        version = self._version
-        self._write(encode_publish(topic, payload, packet_id, retain=retain, version=version))
+        packet = encode_publish(
+            topic, payload, packet_id, retain=retain, version=self._version, properties=properties
+        )
+        self._write(packet)

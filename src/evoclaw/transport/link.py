@@ -43,6 +43,22 @@ class TooLarge(EvoClawError):
         self.size, self.limit = size, limit
 
 
+class MessageProperties(Struct, frozen=True):
+    """The properties of a message that MQTT 5 has; MQTT 3.1.1 carries none of them."""
+
+    response_topic: str = ""
+    """Where the reply is expected."""
+    correlation: bytes = b""
+    """What the reply repeats, so that the sender knows its request."""
+    content_type: str = ""
+    user: tuple[tuple[str, str], ...] = ()
+    """Names and values of the sender's own; a name may be repeated."""
+
+    def user_value(self, name: str) -> str:
+        """The first value of a user property; empty if there is none."""
+        return next((value for key, value in self.user if key == name), "")
+
+
 class Incoming(Struct, frozen=True):
     """What arrived."""
 
@@ -50,6 +66,8 @@ class Incoming(Struct, frozen=True):
     payload: bytes
     retained: bool = False
     """The broker retained it; the time of publication is unknown."""
+    properties: MessageProperties | None = None
+    """None if it has none, or if the broker only speaks MQTT 3.1.1."""
 
 
 class Will(Struct, frozen=True):
@@ -57,6 +75,7 @@ class Will(Struct, frozen=True):
 
     topic: str
     payload: bytes
+    properties: MessageProperties | None = None
 
 
 class Party(Protocol):
@@ -122,7 +141,14 @@ class Link(Protocol):
         """Keep the party connected until cancelled; then leave cleanly, without its will."""
         ...
 
-    async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+    async def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        retain: bool = False,
+        properties: MessageProperties | None = None,
+    ) -> None:
         """Publish a message at least once; wait while too many are in flight.
 
         Raise `LinkDown` without a connection, `TooLarge` before anything is sent, and

@@ -14,6 +14,7 @@ from evoclaw.transport.link import (
     Backoff,
     Incoming,
     LinkDown,
+    MessageProperties,
     Party,
     TooLarge,
     Will,
@@ -29,7 +30,7 @@ class MemoryBroker:
 
     def __init__(self, *, max_payload: int = MAX_PAYLOAD_BYTES) -> None:
         self.max_payload = max_payload
-        self._retained: dict[str, bytes] = {}
+        self._retained: dict[str, tuple[bytes, MessageProperties | None]] = {}
         self._sessions: dict[str, _Session] = {}
         self._up = asyncio.Event()
         self._up.set()
@@ -65,8 +66,8 @@ class MemoryBroker:
         if older is not None:
             self.drop(older, "another client connected with the same name")
         self._sessions[session.client_id] = session
-        for topic, payload in self._retained.items():
-            session.take(Incoming(topic, payload, retained=True))
+        for topic, (payload, properties) in self._retained.items():
+            session.take(Incoming(topic, payload, True, properties))
 
     def leave(self, session: _Session, reason: str) -> None:
         """End a session, without its will."""
@@ -80,15 +81,23 @@ class MemoryBroker:
         if not session.lost.done():
             self.leave(session, reason)
             if session.will is not None:
-                self.publish(session.will.topic, session.will.payload, retain=True)
+                will = session.will
+                self.publish(will.topic, will.payload, retain=True, properties=will.properties)
 
-    def publish(self, topic: str, payload: bytes, *, retain: bool) -> None:
+    def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        retain: bool,
+        properties: MessageProperties | None = None,
+    ) -> None:
         """Deliver a message to all subscribers, and store it if it is retained."""
         if retain and payload:
-            self._retained[topic] = payload
+            self._retained[topic] = payload, properties
         elif retain:
             self._retained.pop(topic, None)
-        message = Incoming(topic, payload)
+        message = Incoming(topic, payload, properties=properties)
         for session in self._sessions.values():
             session.take(message)
 
@@ -140,14 +149,21 @@ class MemoryLink:
             party.disconnected(reason)
             await asyncio.sleep(backoff.wait(0.0))
 
-    async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+    async def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        retain: bool = False,
+        properties: MessageProperties | None = None,
+    ) -> None:
         """Publish a message."""
         topic_bytes(topic)
         if not self.is_up:
             raise LinkDown
         if len(payload) > self.max_payload:
             raise TooLarge(len(payload), self.max_payload)
-        self._broker.publish(topic, payload, retain=retain)
+        self._broker.publish(topic, payload, retain=retain, properties=properties)
 
     @property
     def _may_connect(self) -> bool:

@@ -12,12 +12,13 @@ from evoclaw.transport.link import (
     MAX_PAYLOAD_BYTES,
     Backoff,
     LinkDown,
+    MessageProperties,
     Party,
     TooLarge,
     topic_bytes,
     until_lost,
 )
-from evoclaw.transport.mqtt_packets import V5, V311
+from evoclaw.transport.mqtt_packets import V5, V311, encode_properties
 
 __all__ = ["Address", "MqttLink", "TlsSettings", "parse_url"]
 
@@ -59,6 +60,11 @@ class MqttLink:
         return self._connection is not None and not self._connection.lost.done()
 
     @property
+    def speaks_mqtt5(self) -> bool:
+        """Whether the broker speaks MQTT 5, as far as is known: messages have properties then."""
+        return self._version == V5
+
+    @property
     def max_payload(self) -> int:
         """The maximum bytes of a message, by the broker's last CONNACK."""
         return self._max_payload
@@ -92,15 +98,24 @@ class MqttLink:
                 "broker %s: not connected: %s; trying again until it answers", where, reason
             )
 
-    async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+    async def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        retain: bool = False,
+        properties: MessageProperties | None = None,
+    ) -> None:
         """Publish a message; wait while too many are in flight."""
         name = topic_bytes(topic)
         connection = self._connection
         if connection is None or connection.lost.done():
             raise LinkDown
-        if len(payload) > self._max_payload:
-            raise TooLarge(len(payload), self._max_payload)
-        await connection.in_flight.publish(name, payload, retain)
+        own = encode_properties(properties)
+        size = len(payload) + len(own) - 1
+        if size > self._max_payload:
+            raise TooLarge(size, self._max_payload)
+        await connection.in_flight.publish(name, payload, retain, own)
 
     async def _open(self, connection: MqttConnection, party: Party) -> None:
         where = f"{self._address.host}:{self._address.port}"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from evoclaw.transport.link import Will
+from evoclaw.transport.link import MessageProperties, Will
 
 V311, V5 = 4, 5
 """Versions of MQTT, by their protocol level."""
@@ -30,6 +30,7 @@ _NUMBER_BYTES = {
 """Properties that are numbers, and their sizes."""
 _TEXTS = {**dict.fromkeys((3, 8, 9, 18, 21, 22, 26, 28, 31), 1), 38: 2}
 """Properties that are texts, and how many."""
+_CONTENT_TYPE, _RESPONSE_TOPIC, _CORRELATION_DATA, _USER_PROPERTY = 3, 8, 9, 38
 _SUBSCRIPTION_ID = 11
 _QOS_BITS = 0x06
 
@@ -55,6 +56,7 @@ class Publish(Struct, frozen=True):
     packet_id: int
     """To be acknowledged; 0 if it is not."""
     retained: bool
+    properties: MessageProperties | None = None
 
 
 def encode_connect(
@@ -75,7 +77,8 @@ def encode_connect(
     parts = [properties, _text(client_id.encode())]
     if will is not None:
         flags |= 0x2C  # with a will: QoS 1, retained
-        parts += [b"\0" if version == V5 else b"", _text(will.topic.encode()), _text(will.payload)]
+        own = encode_properties(will.properties) if version == V5 else b""
+        parts += [own, _text(will.topic.encode()), _text(will.payload)]
     if username:
         flags |= 0x80
         parts.append(_text(username.encode()))
@@ -94,11 +97,38 @@ def encode_subscribe(topics: Sequence[str], qos: int, version: int) -> bytes:
 
 
 def encode_publish(
-    topic: bytes, payload: bytes, packet_id: int, *, retain: bool, version: int
+    topic: bytes,
+    payload: bytes,
+    packet_id: int,
+    *,
+    retain: bool,
+    version: int,
+    properties: bytes = b"\0",
 ) -> bytes:
-    """A PUBLISH with QoS 1."""
+    """A PUBLISH with QoS 1; `properties` are those of `encode_properties`."""
     head = _text(topic) + packet_id.to_bytes(2, "big")
-    return _packet(0x33 if retain else 0x32, head + b"\0" if version == V5 else head, payload)
+    own = properties if version == V5 else b""
+    return _packet(0x33 if retain else 0x32, head + own, payload)
+
+
+def encode_properties(properties: MessageProperties | None) -> bytes:
+    """The properties of a message, with their length."""
+    if properties is None:
+        return b"\0"
+    parts: list[bytes] = []
+    for name, text in (
+        (_CONTENT_TYPE, properties.content_type.encode()),
+        (_RESPONSE_TOPIC, properties.response_topic.encode()),
+        (_CORRELATION_DATA, properties.correlation),
+    ):
+        if text:
+            parts.append(bytes([name]) + _text(text))
+    parts += [
+        bytes([_USER_PROPERTY]) + _text(name.encode()) + _text(value.encode())
+        for name, value in properties.user
+    ]
+    body = b"".join(parts)
+    return _length(len(body)) + body
 
 
 def encode_puback(packet_id: int) -> bytes:
@@ -154,12 +184,50 @@ def read_publish(head: int, body: bytes, version: int) -> Publish:
             raise MalformedPacket("an unexpected QoS, or no packet id")
     if end == 2 or at > len(body):
         raise MalformedPacket("no topic, or a topic that is longer than its message")
-    if version == V5:
-        at = _read_properties(body, at)[1] if body[at : at + 1] != b"\0" else at + 1
+    properties = None
     try:
-        return Publish(body[2:end].decode(), body[at:], packet_id, bool(head & 1))
+        if version == V5 and body[at : at + 1] != b"\0":
+            start, at = at, _read_properties(body, at)[1]
+            properties = _message_properties(body, start, at)
+        elif version == V5:
+            at += 1
+        return Publish(body[2:end].decode(), body[at:], packet_id, bool(head & 1), properties)
     except UnicodeDecodeError:
         raise MalformedPacket("a topic that is not text") from None
+
+
+def _message_properties(body: bytes, start: int, end: int) -> MessageProperties:
+    """The properties of a message, which were found to be well formed."""
+    _, at = _read_length(body, start)
+    texts: dict[int, bytes] = {}
+    user: list[tuple[str, str]] = []
+    while at < end:
+        name, at = body[at], at + 1
+        if name in _NUMBER_BYTES:
+            at += _NUMBER_BYTES[name]
+        elif name == _SUBSCRIPTION_ID:
+            _, at = _read_length(body, at)
+        else:
+            found: list[bytes] = []
+            for _ in range(_TEXTS[name]):
+                first = at + 2
+                at = first + int.from_bytes(body[at:first], "big")
+                found.append(body[first:at])
+            if name == _USER_PROPERTY:
+                user.append((_lenient(found[0]), _lenient(found[1])))
+            else:
+                texts[name] = found[0]
+    return MessageProperties(
+        _lenient(texts.get(_RESPONSE_TOPIC, b"")),
+        texts.get(_CORRELATION_DATA, b""),
+        _lenient(texts.get(_CONTENT_TYPE, b"")),
+        tuple(user),
+    )
+
+
+def _lenient(text: bytes) -> str:
+    """A text of the sender's: a bad one must not end the connection of the receiver."""
+    return text.decode(errors="replace")
 
 
 def _packet(head: int, *parts: bytes) -> bytes:

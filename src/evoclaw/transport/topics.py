@@ -49,6 +49,19 @@ class HomeAssistantTopic(StrEnum):
     """Which button was pressed; the last level is the account that pressed it."""
 
 
+class A2aTopic(StrEnum):
+    """The topics of A2A over MQTT, by what they carry."""
+
+    DISCOVERY = "discovery"
+    """The card of an agent; retained."""
+    REQUEST = "request"
+    REPLY = "reply"
+
+
+A2A_PREFIX = "$a2a"
+"""The first level of the topics of A2A, as its profile for MQTT says."""
+
+
 def is_agent_id(text: str) -> bool:
     """Whether a text is a valid agent id: safe in topics and paths."""
     return _ID.fullmatch(text) is not None
@@ -107,6 +120,11 @@ def read_box_topic(name: str) -> tuple[str, Mailbox, str] | None:
 def discovery_topic(prefix: str, device: str) -> str:
     """Where Home Assistant looks for the description of a device; `+` means every one."""
     return f"{prefix}/device/{device}/config"
+
+
+def a2a_topic(kind: A2aTopic, *levels: str, prefix: str = A2A_PREFIX) -> str:
+    """A topic of A2A; the levels are organisation, unit, agent and, of a reply, what is its own."""
+    return "/".join((prefix, "v1", kind, *levels))
 
 
 def home_assistant_topic(edge: str, kind: HomeAssistantTopic, account: str = "") -> str:

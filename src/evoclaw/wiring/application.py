@@ -154,6 +154,7 @@ async def open_application(
         if api is None:
             yield Application(url, orchestrator, env=env, invite_url=invite_url, owns_broker=own)
             return
+        from evoclaw.wiring.a2a import open_a2a_mqtt
         from evoclaw.wiring.http import serving_http
         from evoclaw.wiring.runtime import open_runtime
 
@@ -162,6 +163,7 @@ async def open_application(
         runtime = await stack.enter_async_context(open_runtime(orchestrator, stored, env, folder))
         server = replace(settings.server, **api)
         api_url = await stack.enter_async_context(serving_http(runtime, server, env))
+        await stack.enter_async_context(open_a2a_mqtt(runtime, server, env))
         yield Application(url, orchestrator, api_url, runtime, env, invite_url, own)
 
 

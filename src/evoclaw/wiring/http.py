@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -136,6 +136,17 @@ def policy_explainer(run_factory: RunFactory, agents: Mapping[str, Agent]) -> Po
     )
 
 
+def image_problem_of(runtime: Runtime) -> Callable[[str, str], str]:
+    """Says why an agent, with a model that replaces its own, cannot see images."""
+
+    def image_problem(name: str, model: str) -> str:
+        agent = runtime.agents.get(name, runtime.default_agent)
+        changed = msgspec.structs.replace(agent, model=model) if model else agent
+        return runtime.run_factory.image_problem(changed)
+
+    return image_problem
+
+
 def _api_dependencies(
     runtime: Runtime, settings: ServerSettings, access: AccessControl, env: Mapping[str, str]
 ) -> ApiDependencies:
@@ -176,11 +187,6 @@ def _api_dependencies(
         await runtime.gauges.refresh(checks)
         return runtime.metrics.render()
 
-    def image_problem(name: str, model: str) -> str:
-        agent = runtime.agents.get(name, runtime.default_agent)
-        changed = msgspec.structs.replace(agent, model=model) if model else agent
-        return run_factory.image_problem(changed)
-
     return ApiDependencies(
         access=access,
         settings=settings,
@@ -196,7 +202,7 @@ def _api_dependencies(
         operator_tools=lambda: run_factory.operator_tools(runtime.default_agent),
         unavailable_tools=lambda: run_factory.unavailable_tools(runtime.default_agent),
         tool_problems=run_factory.toolbox.problems,
-        image_problem=image_problem,
+        image_problem=image_problem_of(runtime),
         skills=run_factory.toolbox.skill_registry,
         stops=stop_board(env, runtime.stores.database),
         reload=lambda: reload_settings(runtime, env),

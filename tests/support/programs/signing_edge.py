@@ -20,6 +20,7 @@ from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.permissions import Permissions
 from evoclaw.providers.scripted import Scripted
 from evoclaw.store.calls.journal import Journal
+from evoclaw.transport.link import MessageProperties
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.transport.topics import TopicKind, topic
 from evoclaw.transport.wire import Command, encode
@@ -36,10 +37,17 @@ class LoggingLink(MemoryLink):
         super().__init__(broker)
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
-    async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+    async def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        retain: bool = False,
+        properties: MessageProperties | None = None,
+    ) -> None:
         if topic.endswith("/reports"):
             os.write(self._file, payload + b"\n")
-        await super().publish(topic, payload, retain=retain)
+        await super().publish(topic, payload, retain=retain, properties=properties)
 
 
 async def work(folder: Path, count: int) -> None:

@@ -13,9 +13,6 @@ from evoclaw.api.errors import ApiError
 from evoclaw.core.images import image_media_type
 from evoclaw.core.messages import ImageBlock
 
-MAX_ATTACHED_IMAGES = 8
-"""Of one message; `[server] max_body_bytes` limits their size."""
-
 
 class AttachedImage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An image of a message."""

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
 from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import ApiError, not_found, require
-from evoclaw.api.routes.images import MAX_ATTACHED_IMAGES, AttachedImage, image_blocks
+from evoclaw.api.routes.images import AttachedImage, image_blocks
 from evoclaw.api.routes.parameters import (
     AfterRecord,
     AgentFilter,
@@ -40,6 +40,7 @@ from evoclaw.api.routes.parameters import (
 from evoclaw.api.sse import EVENT_STREAM, EventStream, event_stream, event_stream_responses, frame
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.events import Record
+from evoclaw.core.images import MAX_ATTACHED_IMAGES
 from evoclaw.core.record_encoding import record_json
 from evoclaw.evolution.outcomes import OutcomeFold, RunOutcome
 from evoclaw.orchestrator.people.access import Caller, TokenScope

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
 from evoclaw.api.dependencies import ApiDependencies
 from evoclaw.api.errors import ApiError, not_found, require
-from evoclaw.api.routes.images import MAX_ATTACHED_IMAGES, AttachedImage, image_blocks
+from evoclaw.api.routes.images import AttachedImage, image_blocks
 from evoclaw.api.routes.parameters import (
     NO_NUL_PATTERN,
     AgentFilter,
@@ -29,6 +29,7 @@ from evoclaw.api.routes.parameters import (
     Text,
 )
 from evoclaw.api.routes.runs import LOCATION_HEADER, SAME_KEY_RESPONSES, is_own, start_requested
+from evoclaw.core.images import MAX_ATTACHED_IMAGES
 from evoclaw.core.messages import Message
 from evoclaw.orchestrator.people.access import Caller, TokenScope
 from evoclaw.orchestrator.runs.compaction import CompactedSession, compact_session

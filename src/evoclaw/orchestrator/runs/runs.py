@@ -322,18 +322,18 @@ class Runs:
                 yield record
 
     async def records(
-        self, tenant: str, run_id: str, *, follow: bool = False
+        self, tenant: str, run_id: str, *, after: int = 0, follow: bool = False
     ) -> AsyncGenerator[Record, None]:
-        """Every record of a run from the first on, for a reader that must not be dropped.
+        """Every record of a run after a number, for a reader that must not be dropped.
 
         A reader that does not keep up gets the rest from the store.
 
         Args:
             tenant: The tenant.
             run_id: The run.
+            after: The number of the last record that the reader has.
             follow: Whether to continue while the run waits.
         """
-        after = 0
         while True:
             try:
                 async with aclosing(self.watch(tenant, run_id, after, follow=follow)) as records:
@@ -418,6 +418,10 @@ class Runs:
         remaining = list(self._driver.active.values())
         await self._driver.interrupt(remaining)
         return len(remaining)
+
+    async def unfinished_since(self, since: float, limit: int) -> Sequence[tuple[str, str]]:
+        """Tenant and id of the runs of all tenants that are open, or ended at a time or later."""
+        return await self._queue.unfinished_since(since, limit)
 
     async def has_unfinished(self) -> bool:
         """Whether any process has started runs that have not ended."""

@@ -267,6 +267,16 @@ class RunQueue(Claims):
         rows = await self._database.read(lambda c: c.execute(ORPHANS).fetchall())
         return [(tenant, run_id) for tenant, run_id in rows]
 
+    async def unfinished_since(self, since: float, limit: int) -> Sequence[tuple[str, str]]:
+        """Tenant and id of runs that are open, or ended at this time or later, the newest first."""
+        find = (
+            "SELECT tenant, id FROM runs WHERE parent_run = '' AND "
+            "(stop IS NULL OR (ended_at >= ? AND stop <> 'waiting')) "
+            "ORDER BY began_at DESC LIMIT ?"
+        )
+        rows = await self._database.read(lambda c: c.execute(find, (since, limit)).fetchall())
+        return [(tenant, run_id) for tenant, run_id in rows]
+
     async def open_subruns(self, tenant: str, run_id: str) -> Sequence[str]:
         """The ids of the open sub-runs of a run."""
         find = (
