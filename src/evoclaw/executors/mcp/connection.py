@@ -20,6 +20,7 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.ports import Progress
 from evoclaw.core.version import VERSION
+from evoclaw.executors.mcp.oauth import McpAuth
 from evoclaw.executors.mcp.offers import (
     MAX_NOTE_CHARS,
     MAX_SERVER_TOOLS,
@@ -52,6 +53,10 @@ class CallNotRun(Exception):
     """The server has dropped the session, so it did not run the call."""
 
 
+class CallNotAllowed(Exception):
+    """The server did not run the call: it wants a sign-in. The message says what to do."""
+
+
 class McpUnreachable(Exception):
     """The server cannot be reached; the message says why, in one line."""
 
@@ -59,8 +64,10 @@ class McpUnreachable(Exception):
 class McpConnection:
     """One connection, in its own task as the SDK requires."""
 
-    def __init__(self, server: McpServer, on_change: Callable[[], None]) -> None:
-        self._server, self._on_change = server, on_change
+    def __init__(
+        self, server: McpServer, on_change: Callable[[], None], auth: McpAuth | None = None
+    ) -> None:
+        self._server, self._on_change, self._auth = server, on_change, auth
         self._ready, self._over = asyncio.Event(), asyncio.Event()
         self._client: Client | None = None
         self._process: ServerProcess | None = None
@@ -110,6 +117,8 @@ class McpConnection:
         """Why the server is not connected, in one line."""
         process, task = self._process, self._living
         reason = process.fault if process is not None else ""
+        if self._auth is not None:
+            reason = self._auth.problem
         if not reason and task is not None and task.done() and not task.cancelled():
             reason = _told(task.exception())
         if not reason:
@@ -139,7 +148,7 @@ class McpConnection:
     def _transport(self) -> AbstractAsyncContextManager[Any]:
         server = self._server
         if not server.command:
-            return _http(server)
+            return _http(server, self._auth)
         self._process = ServerProcess(
             server.command, server.env, server.cwd, MAX_MESSAGE_BYTES, self._over.set
         )
@@ -203,6 +212,8 @@ class McpConnection:
 
     def _worded(self, problem: MCPError, timeout: float) -> Exception:
         message, name = one_line(problem.message, MAX_NOTE_CHARS), self._server.name
+        if self._auth is not None and self._auth.problem:
+            return CallNotAllowed(self._auth.problem)
         match problem.code:
             case types.CONNECTION_CLOSED if not self.alive or message.startswith(_LOST):
                 return McpConnectionLost(self.why() if not self.alive else message)
@@ -254,11 +265,12 @@ def _told(problem: BaseException | None) -> str:
 
 
 @asynccontextmanager
-async def _http(server: McpServer) -> AsyncGenerator[Any]:
+async def _http(server: McpServer, auth: McpAuth | None) -> AsyncGenerator[Any]:
     client = httpx2.AsyncClient(
         headers={"accept-encoding": "identity", **server.headers},
         timeout=httpx2.Timeout(server.start_timeout, read=server.max_timeout + CLOSE_TIMEOUT_S),
         event_hooks={"response": [_bound]},
+        auth=auth,
         trust_env=False,
     )
     async with (

@@ -20,6 +20,7 @@ from evoclaw.core.errors import ConfigError, SchemaError
 from evoclaw.core.messages import JSON, is_array, is_object
 from evoclaw.core.schema import MAX_SCHEMA_DEPTH, compile_schema
 from evoclaw.core.tools import Effect, Tool
+from evoclaw.executors.mcp.oauth_settings import McpOAuth
 
 MAX_TOOL_NAME_CHARS = 64
 MAX_DESCRIPTION_CHARS = 1_000
@@ -212,13 +213,15 @@ class McpServer(Struct, frozen=True):
     """The complete environment of the program, except `PATH`."""
     cwd: str = ""
     headers: Mapping[str, str] = {}
-    """Sent with every HTTP request; put a token here."""
+    """Sent with every HTTP request: a fixed token, for example."""
     permissions: frozenset[str] = frozenset({"network"})
     """The permissions that each of its tools requires."""
     trust_hints: bool = False
     """Trust its tool annotations: read-only, idempotent. Else all of its tools write."""
     timeout: float = 60.0
     max_timeout: float = 300.0
+    oauth: McpOAuth | None = None
+    """How to sign in to the `url`, if not as a person whose client is registered automatically."""
     start_timeout: float = 30.0
     """Seconds in which it must be connected, and in which it must list its tools."""
 
@@ -233,6 +236,10 @@ class McpServer(Struct, frozen=True):
             raise ConfigError(f"the MCP server {self.name!r} needs either a `command` or a `url`")
         if self.url and not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"the url of the MCP server {self.name!r} must be http or https")
+        if self.oauth is not None:
+            if not self.url:
+                raise ConfigError(f"the MCP server {self.name!r} has `oauth`, but no `url`")
+            self.oauth.check(self.name)
         if not 0 < self.timeout <= self.max_timeout or self.start_timeout <= 0:
             raise ConfigError(
                 f"the timeouts of the MCP server {self.name!r} must be above 0 seconds"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -17,6 +18,9 @@ from evoclaw.core.wording import tool_not_found
 from evoclaw.executors.mcp.executor import McpExecutor
 from evoclaw.executors.mcp.offers import McpServer
 from evoclaw.executors.mcp.pins import PinFile
+from evoclaw.executors.mcp.sign_ins import SignInFile
+
+logger = logging.getLogger(__name__)
 
 
 class McpServers:
@@ -26,8 +30,16 @@ class McpServers:
     with` it: every connection and everything that the servers started ends with the block.
     """
 
-    def __init__(self, definitions: Sequence[McpServer], pins: PinFile) -> None:
+    def __init__(
+        self,
+        definitions: Sequence[McpServer],
+        pins: PinFile,
+        sign_ins: SignInFile | None = None,
+    ) -> None:
+        """Set the servers, the approvals of their tools, and where their tokens are stored."""
         self._pins, self._approvals = pins, pins.version()
+        self._sign_ins = sign_ins
+        self._sign_in_version = None if sign_ins is None else sign_ins.version()
         self._servers: dict[str, McpExecutor] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._sources: Sequence[Sequence[Tool]] = ()
@@ -35,12 +47,20 @@ class McpServers:
         self._add(_by_name(definitions).values())
 
     def _add(self, definitions: Iterable[McpServer]) -> list[McpExecutor]:
-        added = [McpExecutor(definition, self._pins) for definition in definitions]
+        added = [
+            McpExecutor(definition, self._pins, sign_ins=self._sign_ins)
+            for definition in definitions
+        ]
         self._servers |= {server.server.name: server for server in added}
         return added
 
     async def __aenter__(self) -> Self:
         await asyncio.gather(*(_connect(server) for server in self._servers.values()))
+        for server in self._servers.values():
+            if server.problem:
+                logger.warning(
+                    "the MCP server %s cannot be used: %s", server.server.name, server.problem
+                )
         return self
 
     async def __aexit__(
@@ -76,6 +96,7 @@ class McpServers:
     def tools(self) -> Sequence[Tool]:
         """The approved tools of all servers; the same object while nothing changed."""
         self._notice_approvals()
+        self._notice_sign_ins()
         for server in self._servers.values():
             if server.should_reconnect:
                 self._start(_connect_later(server))
@@ -102,6 +123,15 @@ class McpServers:
             self._approvals = approvals
             for server in self._servers.values():
                 server.list_again()
+
+    def _notice_sign_ins(self) -> None:
+        """Connect the unreachable servers again after `evoclaw mcp login`."""
+        version = None if self._sign_ins is None else self._sign_ins.version()
+        if version != self._sign_in_version:
+            self._sign_in_version = version
+            for server in self._servers.values():
+                if server.problem:
+                    server.try_again()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
