@@ -24,10 +24,9 @@ from evoclaw.core.messages import ErrorKind, ImageBlock, ToolResult
 from evoclaw.core.ports import Progress
 from evoclaw.core.tools import Call, Tool
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.executors.mcp.executor import McpExecutor
-from evoclaw.executors.mcp.offers import McpServer, NoPins
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.tools.define import tool
+from tests.api import conformance_client
 from tests.providers.aimock.install import node, npm
 from tests.support.mcp_servers import PIXEL
 
@@ -57,7 +56,7 @@ NOT_OURS = {
     "prompts-get-with-args": "no prompts",
     "prompts-get-embedded-resource": "no prompts",
     "prompts-get-with-image": "no prompts",
-    "elicitation-sep1034-client-defaults": "no elicitation: servers are told so",
+    **conformance_client.NOT_OURS,
 }
 """Scenarios of what we do not implement, and why not."""
 
@@ -115,26 +114,6 @@ def served() -> McpTools:
     return McpTools(executor, Autonomy(Level.FULL))
 
 
-async def be_client(url: str) -> None:
-    """Do what a client does: connect, list the tools, call each."""
-    server = McpServer("suite", url=url, timeout=10, start_timeout=10)
-    async with McpExecutor(server, NoPins()) as executor:
-        if executor.problem:
-            raise SystemExit(executor.problem)
-        for offered in executor.tools():
-            properties: dict[str, dict[str, object]] = offered.parameters.get("properties", {})
-            arguments = dict.fromkeys(properties, 2)
-            call = Call("1", offered, arguments, "run.1.0.1", offered.timeout)
-            try:
-                sys.stdout.write((await executor.execute(call, _ignored)).text + "\n")
-            except ToolFailure as failed:
-                sys.stdout.write(f"{failed.message}\n")
-
-
-def _ignored(text: str) -> None:
-    """Nobody listens to the progress here."""
-
-
 def install(folder: Path) -> Path:
     """Have the suite in a folder outside the source tree; the path of its program."""
     program = folder / "node_modules/@modelcontextprotocol/conformance/dist/index.js"
@@ -184,11 +163,8 @@ async def run_suite(folder: Path) -> dict[str, dict[str, str]]:
         for name in _scenarios(listed, "Server"):
             text = await _run(program, folder, "server", "--url", url, "--scenario", name)
             outcomes["server"][name] = _outcome(name, text)
-    command = f"{sys.executable} -m tests.api.conformance client"
+    command = f"{sys.executable} -m tests.api.conformance_client"
     for name in _scenarios(listed, "Client"):
-        if name.startswith("auth/"):
-            outcomes["client"][name] = "not implemented: no OAuth; a token is configured"
-            continue
         text = await _run(program, folder, "client", "--command", command, "--scenario", name)
         outcomes["client"][name] = _outcome(name, text)
     return outcomes
@@ -203,10 +179,7 @@ def _outcome(name: str, text: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the suite, or be the client that it starts."""
-    if arguments[:1] == ["client"]:
-        asyncio.run(be_client(arguments[1]))
-        return 0
+    """Run the suite."""
     folder = Path(arguments[0]) if arguments else ROOT / ".venv" / "mcp-conformance"
     outcomes = asyncio.run(run_suite(folder.resolve()))
     for side, found in outcomes.items():

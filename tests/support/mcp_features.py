@@ -8,9 +8,25 @@ from __future__ import annotations
 import base64
 import json
 import random
+from typing import Annotated
 
-from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver import Elicit, ElicitationResult, MCPServer, Resolve
 from mcp.types import ImageContent
+from pydantic import BaseModel, Field
+
+
+class Booking(BaseModel):
+    """What the person is asked for."""
+
+    seats: int = Field(description="How many people")
+    name: str = Field(default="Ada", description="For whom")
+    outside: bool = Field(default=False, description="Whether outside")
+
+
+async def ask_table() -> Elicit[Booking]:
+    """What `reserve` asks first."""
+    return Elicit("Which table?", Booking)
+
 
 PICTURE_BYTES = 43_000
 PICTURE = base64.b64encode(
@@ -47,7 +63,35 @@ def features() -> MCPServer:
         """List towns; each is a text of its own, and all are structured content."""
         return ["Bergen", "Oslo"]
 
+    @server.tool()
+    async def reserve(table: Annotated[ElicitationResult[Booking], Resolve(ask_table)]) -> str:
+        """Ask the user with an unfinished result, as 2026-07-28 has it."""
+        return f"{table.action}: {table.data if table.action == 'accept' else 'nothing'}"
+
+    _add_texts(server)
     return server
+
+
+def _add_texts(server: MCPServer) -> None:
+    @server.resource("note://{name}", mime_type="text/plain")
+    def note(name: str) -> str:
+        """A note by its name."""
+        return f"the note {name}"
+
+    @server.resource("list://shopping", mime_type="text/plain")
+    def shopping() -> str:
+        """What to buy."""
+        return "bread, milk"
+
+    @server.resource("image://lake", mime_type="image/png")
+    def lake() -> bytes:
+        """A picture of a lake."""
+        return base64.b64decode(PICTURE)
+
+    @server.prompt()
+    def recipe(dish: str) -> str:
+        """How to cook a dish."""
+        return f"Explain how to cook {dish}."
 
 
 if __name__ == "__main__":

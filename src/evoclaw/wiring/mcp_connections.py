@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from evoclaw.executors.mcp.oauth import SignInPrompt
     from evoclaw.executors.mcp.offers import McpServer
     from evoclaw.executors.mcp.pins import PinFile
-    from evoclaw.executors.mcp.servers import McpServers
+    from evoclaw.executors.mcp.servers import AttendedMcpServers, McpServers
     from evoclaw.executors.mcp.sign_ins import SignInFile
+    from evoclaw.tools.question import UserPrompter
 
 PINS_FILE = "approved-mcp.json"
 SIGN_INS_FILE = "mcp-sign-ins.json"
@@ -88,6 +89,22 @@ async def mcp_sign_in(server: McpServer, sign_ins: SignInFile, prompt: SignInPro
             f"MCP support is not installed ({missing}); run: pip install 'evoclaw[mcp]'"
         ) from None
     return await sign_in(server, sign_ins, prompt)
+
+
+def attended(servers: McpServers, prompter: UserPrompter) -> AttendedMcpServers:
+    """The servers in a run whose user can be asked."""
+    from evoclaw.executors.mcp.elicitation import PersonAnswer, PersonQuestion
+    from evoclaw.executors.mcp.servers import AttendedMcpServers
+    from evoclaw.tools.question import Question
+
+    async def ask(question: PersonQuestion) -> PersonAnswer | None:
+        asked = Question(
+            question.id, question.text, question.options, question.multiple, question.own_words
+        )
+        answer = await prompter.ask(asked)
+        return None if answer is None else PersonAnswer(answer.chosen, answer.text)
+
+    return AttendedMcpServers(servers, ask)
 
 
 def mcp_definitions(settings: Sequence[McpConfig]) -> list[McpServer]:

@@ -9,40 +9,38 @@ from typing import Any, cast
 
 import httpx2
 from mcp import Client, types
-from mcp.client.session import IncomingMessage
+from mcp.client.session import ClientRequestContext, IncomingMessage
 from mcp.client.streamable_http import streamable_http_client
-from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from evoclaw.core.eager import mark_retrieved
 from evoclaw.core.errors import ToolFailure
-from evoclaw.core.messages import JSON, ErrorKind
+from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ports import Progress
+from evoclaw.core.tools import Call
 from evoclaw.core.version import VERSION
+from evoclaw.executors.mcp.elicitation import AskPerson
 from evoclaw.executors.mcp.oauth import McpAuth
 from evoclaw.executors.mcp.offers import (
     MAX_NOTE_CHARS,
     MAX_SERVER_TOOLS,
     ListedTool,
     McpServer,
+    OfferedTool,
     one_line,
 )
 from evoclaw.executors.mcp.process import ServerProcess
+from evoclaw.executors.mcp.tool_calls import CallClock, TasksExtension, ToolCallRequest
 
 MAX_MESSAGE_BYTES = 10 << 20
 """Bytes of one message: an image of 5 MB, and then some."""
 MAX_LIST_PAGES = 50
 """Pages of a list of tools."""
-MAX_PROGRESS_NOTES = 500
-"""Progress notes that are passed on for one call."""
 CLOSE_TIMEOUT_S = 15.0
 """How long a connection may take to close."""
 _LOST = ("Connection closed", "SSE stream")
 """Messages by which the SDK reports a lost connection, under a code with many meanings."""
-_ANSWER: TypeAdapter[types.CallToolResult | types.InputRequiredResult] = TypeAdapter(
-    types.CallToolResult | types.InputRequiredResult
-)
 
 
 class McpConnectionLost(Exception):
@@ -70,6 +68,7 @@ class McpConnection:
         self._server, self._on_change, self._auth = server, on_change, auth
         self._ready, self._over = asyncio.Event(), asyncio.Event()
         self._client: Client | None = None
+        self._calls: list[ToolCallRequest] = []
         self._process: ServerProcess | None = None
         self._living: asyncio.Task[None] | None = None
 
@@ -137,6 +136,8 @@ class McpConnection:
             mode="auto",
             read_timeout_seconds=self._server.start_timeout,
             message_handler=self._heard,
+            elicitation_callback=self._elicit,
+            extensions=[TasksExtension()],
             client_info=types.Implementation(name="evoclaw", version=VERSION),
             cache=None,
         )
@@ -178,7 +179,11 @@ class McpConnection:
         return found
 
     async def call(
-        self, remote: str, arguments: dict[str, JSON], timeout: float, progress: Progress
+        self,
+        tool: OfferedTool,
+        call: Call,
+        progress: Progress,
+        person: AskPerson | None = None,
     ) -> types.CallToolResult:
         """Call a tool. On cancellation or timeout the server is notified to stop.
 
@@ -186,29 +191,38 @@ class McpConnection:
         a validator whose patterns can run forever.
         """
         assert self._client is not None
-        params = types.CallToolRequestParams(name=remote, arguments=arguments)
+        clock = CallClock(call.timeout)
+        # The same for all attempts of the call, as are its questions.
+        call_id = call.request_id.rpartition(".")[0] or call.request_id
+        request = ToolCallRequest(self._server.name, call_id, clock, progress, person)
+        self._calls.append(request)
+        session = self._client.session
         try:
-            answer = await self._client.session.send_request(
-                types.CallToolRequest(params=params),
-                _ANSWER,
-                request_read_timeout_seconds=timeout,
-                progress_callback=_passed_on(progress),
-            )
+            async with clock.running():
+                return await request.send(
+                    session, tool.remote, call.arguments, as_task=tool.as_task
+                )
         except MCPError as problem:
-            raise self._worded(problem, timeout) from None
+            raise self._worded(problem, call.timeout) from None
+        except TimeoutError:
+            timed_out = MCPError(types.REQUEST_TIMEOUT, "")
+            raise self._worded(timed_out, call.timeout) from None
         except ValidationError:
             raise ToolFailure(
                 ErrorKind.EXECUTION_FAILED,
                 f"Error: The MCP server {self._server.name!r} sent an invalid answer. The "
                 "call may still have happened; check before you repeat it.",
             ) from None
-        if isinstance(answer, types.InputRequiredResult):
-            raise ToolFailure(
-                ErrorKind.EXECUTION_FAILED,
-                f"Error: The MCP server {self._server.name!r} asked for more input, which "
-                "is not supported here. Continue without this tool or explain to the user.",
-            )
-        return answer
+        finally:
+            self._calls.remove(request)
+
+    async def _elicit(
+        self, context: ClientRequestContext, params: types.ElicitRequestParams
+    ) -> types.ElicitResult:
+        """Answer a question of the server: the call that it belongs to must be certain."""
+        if len(self._calls) != 1:
+            return types.ElicitResult(action="decline")
+        return await self._calls[0].elicit(params)
 
     def _worded(self, problem: MCPError, timeout: float) -> Exception:
         message, name = one_line(problem.message, MAX_NOTE_CHARS), self._server.name
@@ -230,19 +244,6 @@ class McpConnection:
         return ToolFailure(kind, f"Error: The MCP server {name!r} {text}", mcp_server=name)
 
 
-def _passed_on(tell: Progress) -> ProgressFnT:
-    passed = 0
-
-    async def pass_on(progress: float, total: float | None, message: str | None) -> None:
-        nonlocal passed
-        passed += 1
-        if passed <= MAX_PROGRESS_NOTES:
-            count = f"{progress:g}" if total is None else f"{progress:g}/{total:g}"
-            tell(one_line(f"{count} {message or ''}", MAX_NOTE_CHARS) + "\n")
-
-    return pass_on
-
-
 def _listed(tool: types.Tool) -> ListedTool:
     hints = tool.annotations
     return ListedTool(
@@ -251,6 +252,7 @@ def _listed(tool: types.Tool) -> ListedTool:
         tool.input_schema,
         tool.output_schema,
         {} if hints is None else hints.model_dump(by_alias=True, exclude_none=True),
+        (tool.execution.task_support or "") if tool.execution is not None else "",
     )
 
 

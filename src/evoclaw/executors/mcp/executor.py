@@ -26,6 +26,7 @@ from evoclaw.executors.mcp.offers import (
 
 if TYPE_CHECKING:
     from evoclaw.executors.mcp.connection import McpConnection
+    from evoclaw.executors.mcp.elicitation import AskPerson
     from evoclaw.executors.mcp.oauth import McpAuth, SignInPrompt
     from evoclaw.executors.mcp.sign_ins import SignInFile
 
@@ -125,8 +126,13 @@ class McpExecutor:
         if not reconnects:
             await self._list(connection)
 
-    async def execute(self, call: Call, progress: Progress) -> ToolResult:
-        """Run one call on the server; reconnect, or restart the server, if it is unreachable."""
+    async def execute(
+        self, call: Call, progress: Progress, person: AskPerson | None = None
+    ) -> ToolResult:
+        """Run one call on the server; reconnect, or restart the server, if it is unreachable.
+
+        With a person, questions of the server during the call are asked; else they are declined.
+        """
         from evoclaw.executors.mcp.connection import (
             CallNotAllowed,
             CallNotRun,
@@ -140,7 +146,7 @@ class McpExecutor:
         connection = await self._connected()
         offered = self._offer(call)
         try:
-            answer = await connection.call(offered.remote, call.arguments, call.timeout, progress)
+            answer = await connection.call(offered, call, progress, person)
         except CallNotAllowed as refused:
             await self._drop_connection(connection, str(refused))
             raise self._not_signed_in() from None

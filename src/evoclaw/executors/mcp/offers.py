@@ -27,6 +27,8 @@ MAX_DESCRIPTION_CHARS = 1_000
 MAX_NOTE_CHARS = 300
 """Characters of the text beside one parameter."""
 MAX_SERVER_TOOLS = 500
+PERSON_TIMEOUT_S = 300.0
+"""How long a person may take to answer a question that a server asks during a call."""
 CANCEL_TIMEOUT_S = 5.0
 """How long to wait for a cancelled call, beyond the timeout of the loop."""
 
@@ -47,6 +49,8 @@ class ListedTool(Struct, frozen=True):
     output: JSON = None
     hints: dict[str, JSON] = {}
     """Its annotations: `readOnlyHint` and others."""
+    task: str = ""
+    """Whether it can run as a task: `forbidden`, `optional` or `required`."""
 
 
 class OfferedTool(Struct, frozen=True):
@@ -55,6 +59,8 @@ class OfferedTool(Struct, frozen=True):
     tool: Tool
     remote: str
     digest: str
+    as_task: bool = False
+    """Whether it must be called as a task."""
 
 
 class RejectedTool(Struct, frozen=True):
@@ -94,7 +100,10 @@ class NoPins:
 
 def digest(listed: ListedTool) -> str:
     """A hash of everything that a server lists about a tool."""
-    text = msgspec.json.encode(msgspec.to_builtins(listed), order="sorted")
+    facts = msgspec.to_builtins(listed)
+    if not listed.task:
+        del facts["task"]  # approvals from before there were tasks stay valid
+    text = msgspec.json.encode(facts, order="sorted")
     return sha256(text).hexdigest()
 
 
@@ -146,7 +155,9 @@ def choose(
                 rejected.append(RejectedTool(shown, "the server lists this name more than once"))
                 continue
             compile_schema(tool)
-            valid[tool.name] = OfferedTool(tool, entry.name, digest(entry))
+            valid[tool.name] = OfferedTool(
+                tool, entry.name, digest(entry), entry.task == "required"
+            )
         except SchemaError as refused:
             rejected.append(RejectedTool(shown, one_line(refused.problem, MAX_NOTE_CHARS)))
         except RecursionError:
@@ -176,7 +187,8 @@ def _tool(listed: ListedTool, terms: ServerTerms) -> Tool:
         max_timeout=terms.max_timeout,
         idempotent=hints.get("idempotentHint") is True,
         streams=True,
-        slack=CANCEL_TIMEOUT_S,
+        # The executor itself limits the call; its clock stops while a person is asked.
+        slack=CANCEL_TIMEOUT_S + PERSON_TIMEOUT_S,
         outside=True,
         # Whatever its hints say: the arguments leave the control of this machine.
         sends=True,

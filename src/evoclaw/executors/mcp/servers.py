@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,6 +16,7 @@ from evoclaw.core.ports import Progress
 from evoclaw.core.tools import Call, Tool
 from evoclaw.core.toolset import NO_TOOLS, Toolset
 from evoclaw.core.wording import tool_not_found
+from evoclaw.executors.mcp.elicitation import AskPerson
 from evoclaw.executors.mcp.executor import McpExecutor
 from evoclaw.executors.mcp.offers import McpServer
 from evoclaw.executors.mcp.pins import PinFile
@@ -109,11 +111,13 @@ class McpServers:
             self._sources, self._tools = sources, Toolset(tools, sources=sources)
         return self._tools
 
-    async def execute(self, call: Call, progress: Progress) -> ToolResult:
+    async def execute(
+        self, call: Call, progress: Progress, person: AskPerson | None = None
+    ) -> ToolResult:
         """Run one call on the server that has the tool."""
         for server in self._servers.values():
             if any(tool.name == call.name for tool in server.tools()):
-                return await server.execute(call, progress)
+                return await server.execute(call, progress, person)
         raise ToolFailure(ErrorKind.NOT_FOUND, tool_not_found(call.name, self._tools.names))
 
     def _notice_approvals(self) -> None:
@@ -137,6 +141,22 @@ class McpServers:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+@dataclass(frozen=True, slots=True)
+class AttendedMcpServers:
+    """The servers in a run with a person, who is shown the questions of the servers."""
+
+    servers: McpServers
+    person: AskPerson
+
+    def tools(self) -> Sequence[Tool]:
+        """The approved tools of all servers."""
+        return self.servers.tools()
+
+    async def execute(self, call: Call, progress: Progress) -> ToolResult:
+        """Run one call on the server that has the tool."""
+        return await self.servers.execute(call, progress, self.person)
 
 
 async def _connect(server: McpExecutor) -> None:
