@@ -288,7 +288,7 @@ class Modern(Tasks):
     def answer(self, id: Any, method: str, params: Json) -> None:
         caching: Json = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
         if method == "server/discover":
-            about = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}}
+            about: Json = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}}
             say({"id": id, "result": {**caching, **about}})
         elif method == "tools/list":
             tools = [tool(name) for name in ("work", "hang", "break", "ask")]

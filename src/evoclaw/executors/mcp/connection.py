@@ -31,6 +31,7 @@ from evoclaw.executors.mcp.offers import (
     one_line,
 )
 from evoclaw.executors.mcp.process import ServerProcess
+from evoclaw.executors.mcp.resources import extra_tools
 from evoclaw.executors.mcp.tool_calls import CallClock, TasksExtension, ToolCallRequest
 
 MAX_MESSAGE_BYTES = 10 << 20
@@ -176,7 +177,7 @@ class McpConnection:
             reason = str(problem).partition("\n")[0] or "it took too long"
             why = self.why() if not self.alive else one_line(reason, MAX_NOTE_CHARS)
             raise McpUnreachable(f"it does not list its tools: {why}") from None
-        return found
+        return found + extra_tools(self._client.server_capabilities, found)
 
     async def call(
         self,
@@ -199,9 +200,7 @@ class McpConnection:
         session = self._client.session
         try:
             async with clock.running():
-                return await request.send(
-                    session, tool.remote, call.arguments, as_task=tool.as_task
-                )
+                return await request.send(session, tool, call.arguments)
         except MCPError as problem:
             raise self._worded(problem, call.timeout) from None
         except TimeoutError:

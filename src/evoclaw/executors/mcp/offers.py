@@ -51,6 +51,8 @@ class ListedTool(Struct, frozen=True):
     """Its annotations: `readOnlyHint` and others."""
     task: str = ""
     """Whether it can run as a task: `forbidden`, `optional` or `required`."""
+    method: str = "tools/call"
+    """The request that runs it; another one for what is no tool of the server."""
 
 
 class OfferedTool(Struct, frozen=True):
@@ -61,6 +63,7 @@ class OfferedTool(Struct, frozen=True):
     digest: str
     as_task: bool = False
     """Whether it must be called as a task."""
+    method: str = "tools/call"
 
 
 class RejectedTool(Struct, frozen=True):
@@ -103,6 +106,8 @@ def digest(listed: ListedTool) -> str:
     facts = msgspec.to_builtins(listed)
     if not listed.task:
         del facts["task"]  # approvals from before there were tasks stay valid
+    if listed.method == "tools/call":
+        del facts["method"]
     text = msgspec.json.encode(facts, order="sorted")
     return sha256(text).hexdigest()
 
@@ -156,7 +161,7 @@ def choose(
                 continue
             compile_schema(tool)
             valid[tool.name] = OfferedTool(
-                tool, entry.name, digest(entry), entry.task == "required"
+                tool, entry.name, digest(entry), entry.task == "required", entry.method
             )
         except SchemaError as refused:
             rejected.append(RejectedTool(shown, one_line(refused.problem, MAX_NOTE_CHARS)))

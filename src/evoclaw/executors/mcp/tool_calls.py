@@ -21,7 +21,13 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.ports import Progress
 from evoclaw.executors.mcp.elicitation import AskPerson, ServerQuestions
-from evoclaw.executors.mcp.offers import MAX_NOTE_CHARS, PERSON_TIMEOUT_S, one_line
+from evoclaw.executors.mcp.offers import (
+    MAX_NOTE_CHARS,
+    PERSON_TIMEOUT_S,
+    OfferedTool,
+    one_line,
+)
+from evoclaw.executors.mcp.resources import use_extra
 
 MAX_INPUT_ROUNDS = 10
 """How often a server may ask for more input during one call."""
@@ -119,14 +125,16 @@ class ToolCallRequest:
         self._notes = 0
 
     async def send(
-        self, session: ClientSession, tool: str, arguments: dict[str, JSON], *, as_task: bool
+        self, session: ClientSession, tool: OfferedTool, arguments: dict[str, JSON]
     ) -> types.CallToolResult:
         """Send the call, answer what the server asks, and follow its task, if it makes one."""
+        if tool.method != "tools/call":
+            return await self._send_extra(session, tool.method, arguments)
         retention = round((self._clock.timeout + PERSON_TIMEOUT_S) * 1000)
         params = types.CallToolRequestParams(
-            name=tool,
+            name=tool.remote,
             arguments=arguments,
-            task=types.TaskMetadata(ttl=retention) if as_task else None,
+            task=types.TaskMetadata(ttl=retention) if tool.as_task else None,
         )
         for _ in range(MAX_INPUT_ROUNDS):
             answer = await self._once(session, params)
@@ -144,6 +152,14 @@ class ToolCallRequest:
                         }
                     )
         raise self._failure("asked for more input again and again")
+
+    async def _send_extra(
+        self, session: ClientSession, method: str, arguments: dict[str, JSON]
+    ) -> types.CallToolResult:
+        try:
+            return await use_extra(session, method, arguments)
+        except RuntimeError:  # how the SDK reports an unfinished result
+            raise self._failure("asked for more input before it would answer") from None
 
     async def _once(
         self, session: ClientSession, params: types.CallToolRequestParams
