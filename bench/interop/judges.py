@@ -22,6 +22,7 @@ from bench.interop.environments import (
     node_environment,
     python_environment,
 )
+from tests.api.conformance import PINNED, run_client_scenarios
 from tests.providers.aimock.install import node
 
 from evoclaw.core.labels import LOCAL_PRINCIPAL
@@ -263,6 +264,17 @@ async def home_assistant(install: bool) -> Problems:
     return found
 
 
+async def mcp_client(install: bool) -> Problems:
+    """The scenarios for clients of the public MCP suite; those that are not implemented are out."""
+    home = await asyncio.to_thread(node_environment, "mcp-conformance", PINNED, install=install)
+    if home is None:
+        raise NotInstalled("install @modelcontextprotocol/conformance with: make interop")
+    program = home / "node_modules/@modelcontextprotocol/conformance/dist/index.js"
+    outcomes = await run_client_scenarios(program, home)
+    implemented = {name: text for name, text in outcomes.items() if not text.startswith("not")}
+    return {name: "" if text == "passed" else text for name, text in implemented.items()}
+
+
 def _template(described: JSON, key: str) -> str:
     return str(described["components"][key]["value_template"])
 
@@ -325,6 +337,13 @@ JUDGES = (
         "homeassistant",
         HOME_ASSISTANT,
         home_assistant,
+    ),
+    Judge(
+        "MCP client",
+        "2025-11-25",
+        "@modelcontextprotocol/conformance",
+        PINNED["@modelcontextprotocol/conformance"],
+        mcp_client,
     ),
     Judge(
         "Agent Client Protocol",

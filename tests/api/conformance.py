@@ -163,10 +163,18 @@ async def run_suite(folder: Path) -> dict[str, dict[str, str]]:
         for name in _scenarios(listed, "Server"):
             text = await _run(program, folder, "server", "--url", url, "--scenario", name)
             outcomes["server"][name] = _outcome(name, text)
+    outcomes["client"] = await run_client_scenarios(program, folder, listed)
+    return outcomes
+
+
+async def run_client_scenarios(program: Path, folder: Path, listed: str = "") -> dict[str, str]:
+    """The outcome of each scenario for clients."""
+    listed = listed or await _run(program, folder, "list")
     command = f"{sys.executable} -m tests.api.conformance_client"
+    outcomes: dict[str, str] = {}
     for name in _scenarios(listed, "Client"):
         text = await _run(program, folder, "client", "--command", command, "--scenario", name)
-        outcomes["client"][name] = _outcome(name, text)
+        outcomes[name] = _outcome(name, text)
     return outcomes
 
 

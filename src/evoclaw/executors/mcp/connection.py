@@ -21,6 +21,7 @@ from evoclaw.core.ports import Progress
 from evoclaw.core.tools import Call
 from evoclaw.core.version import VERSION
 from evoclaw.executors.mcp.elicitation import AskPerson
+from evoclaw.executors.mcp.mcp_calls import CallClock, McpToolCall, TasksExtension
 from evoclaw.executors.mcp.oauth import McpAuth
 from evoclaw.executors.mcp.offers import (
     MAX_NOTE_CHARS,
@@ -32,7 +33,6 @@ from evoclaw.executors.mcp.offers import (
 )
 from evoclaw.executors.mcp.process import ServerProcess
 from evoclaw.executors.mcp.resources import extra_tools
-from evoclaw.executors.mcp.tool_calls import CallClock, TasksExtension, ToolCallRequest
 
 MAX_MESSAGE_BYTES = 10 << 20
 """Bytes of one message: an image of 5 MB, and then some."""
@@ -69,7 +69,7 @@ class McpConnection:
         self._server, self._on_change, self._auth = server, on_change, auth
         self._ready, self._over = asyncio.Event(), asyncio.Event()
         self._client: Client | None = None
-        self._calls: list[ToolCallRequest] = []
+        self._calls: list[McpToolCall] = []
         self._process: ServerProcess | None = None
         self._living: asyncio.Task[None] | None = None
 
@@ -173,11 +173,13 @@ class McpConnection:
                     cursor = page.next_cursor
                     if cursor is None or len(found) > MAX_SERVER_TOOLS:
                         break
+                able = self._client.server_capabilities
+                found += await extra_tools(self._client.session, able, found)
         except (MCPError, ValidationError, TimeoutError) as problem:
             reason = str(problem).partition("\n")[0] or "it took too long"
             why = self.why() if not self.alive else one_line(reason, MAX_NOTE_CHARS)
             raise McpUnreachable(f"it does not list its tools: {why}") from None
-        return found + extra_tools(self._client.server_capabilities, found)
+        return found
 
     async def call(
         self,
@@ -195,7 +197,7 @@ class McpConnection:
         clock = CallClock(call.timeout)
         # The same for all attempts of the call, as are its questions.
         call_id = call.request_id.rpartition(".")[0] or call.request_id
-        request = ToolCallRequest(self._server.name, call_id, clock, progress, person)
+        request = McpToolCall(self._server.name, call_id, clock, progress, person)
         self._calls.append(request)
         session = self._client.session
         try:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 from mcp import types
 from mcp.client import ClientSession
+from mcp.shared.exceptions import MCPError
+from pydantic import ValidationError
 
 from evoclaw.core.messages import JSON
 from evoclaw.executors.mcp.offers import MAX_NOTE_CHARS, ListedTool, one_line
@@ -38,14 +41,27 @@ _PROMPT_TOOL = ListedTool(
 )
 
 
-def extra_tools(able: types.ServerCapabilities, taken: Sequence[ListedTool]) -> list[ListedTool]:
-    """The tools for what a server has beside tools; its own tools keep their names."""
+async def extra_tools(
+    session: ClientSession, able: types.ServerCapabilities, taken: Sequence[ListedTool]
+) -> list[ListedTool]:
+    """The tools for what a server has beside tools; its own tools keep their names.
+
+    Many servers say that they can have resources and prompts, and have none.
+    """
+    extras: list[ListedTool] = []
+    if able.resources and await _has_any(_resources(session)):
+        extras += _RESOURCE_TOOLS
+    if able.prompts and await _has_any(_prompts(session)):
+        extras.append(_PROMPT_TOOL)
     names = {tool.name for tool in taken}
-    extras = [
-        *(_RESOURCE_TOOLS if able.resources else ()),
-        *([_PROMPT_TOOL] if able.prompts else ()),
-    ]
     return [tool for tool in extras if tool.name not in names]
+
+
+async def _has_any(listing: Coroutine[Any, Any, list[str]]) -> bool:
+    try:
+        return bool(await listing)
+    except (MCPError, ValidationError):
+        return False  # it has none that could be used; its tools can be
 
 
 async def use_extra(

@@ -49,7 +49,7 @@ class TaskHandle(types.Result):
 
 
 class TasksExtension(ClientExtension):
-    """Tells servers that they may answer a call with a task; `ToolCallRequest` follows it."""
+    """Tells servers that they may answer a call with a task; `McpToolCall` follows it."""
 
     identifier = TASKS_EXTENSION
 
@@ -109,7 +109,7 @@ class CallClock:
                 clock.reschedule(loop.time() + left)
 
 
-class ToolCallRequest:
+class McpToolCall:
     """A call of one tool, as a server answers it."""
 
     def __init__(
