@@ -15,6 +15,7 @@ from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from bench.interop.agent_server import obedient_agent
 from bench.interop.environments import (
@@ -22,6 +23,7 @@ from bench.interop.environments import (
     node_environment,
     python_environment,
 )
+from tests.api.conformance import PINNED, run_client_scenarios, run_server_scenarios
 from tests.providers.aimock.install import node
 
 from evoclaw.core.labels import LOCAL_PRINCIPAL
@@ -267,19 +269,21 @@ def _template(described: JSON, key: str) -> str:
     return str(described["components"][key]["value_template"])
 
 
-MCP, MCP_CONFORMANCE = "2025-11-25 and 2026-07-28", "0.1.16"
+MCP, MCP_SUITE = "2025-11-25 and 2026-07-28", "@modelcontextprotocol/conformance"
 
 
-async def mcp_conformance(install: bool) -> Problems:
-    """The server scenarios of the public suite; those of what is not implemented fail."""
-    from bench.interop.environments import ROOT
-    from tests.api import conformance
+def mcp_conformance(side: Literal["server", "client"]) -> Callable[[bool], Awaitable[Problems]]:
+    """One half of the public suite; scenarios of what is not implemented fail."""
 
-    folder = ROOT / ".venv" / "mcp-conformance"
-    if not install and not conformance.is_installed(folder):
-        raise NotInstalled("install @modelcontextprotocol/conformance with: make mcp-conformance")
-    outcomes = await conformance.run_server_scenarios(folder)
-    return {name: "" if found == "passed" else found for name, found in outcomes.items()}
+    async def check(install: bool) -> Problems:
+        home = await asyncio.to_thread(node_environment, "mcp-conformance", PINNED, install=install)
+        if home is None:
+            raise NotInstalled(f"install {MCP_SUITE} with: make interop")
+        run = run_server_scenarios if side == "server" else run_client_scenarios
+        outcomes = await run(home)
+        return {name: "" if found == "passed" else found for name, found in outcomes.items()}
+
+    return check
 
 
 A2A_SDK = "1.3.0"
@@ -402,15 +406,10 @@ JUDGES = (
             "openresponses", "open_responses_client.py", [f"openresponses-types=={OPEN_RESPONSES}"]
         ),
     ),
+    Judge("MCP (server)", "2025-11-25", MCP_SUITE, PINNED[MCP_SUITE], mcp_conformance("server")),
+    Judge("MCP (client)", "2025-11-25", MCP_SUITE, PINNED[MCP_SUITE], mcp_conformance("client")),
     Judge(
-        "Model Context Protocol (server)",
-        "2025-11-25",
-        "@modelcontextprotocol/conformance",
-        MCP_CONFORMANCE,
-        mcp_conformance,
-    ),
-    Judge(
-        "Model Context Protocol (server)",
+        "MCP (server)",
         MCP,
         "mcp (Python)",
         pinned("mcp"),

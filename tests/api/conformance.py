@@ -17,10 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evoclaw.api.mcp_http import serving_http
-from evoclaw.core.errors import ToolFailure
-from evoclaw.core.tools import Call
-from evoclaw.executors.mcp.executor import McpExecutor
-from evoclaw.executors.mcp.offers import McpServer, NoPins
+from tests.api import conformance_client
 from tests.api.conformance_server import served
 from tests.providers.aimock.install import node, npm
 
@@ -31,29 +28,9 @@ FLAGS = ("--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts", "--
 NOT_OURS = {
     "tools-call-audio": "results are text and images, no audio",
     "tools-call-sampling": "the client's model is never asked; deprecated since 2026-07-28",
-    "elicitation-sep1034-client-defaults": "no elicitation: servers are told so",
+    **conformance_client.NOT_OURS,
 }
 """Scenarios of what we do not implement, and why not."""
-
-
-async def be_client(url: str) -> None:
-    """Do what a client does: connect, list the tools, call each."""
-    server = McpServer("suite", url=url, timeout=10, start_timeout=10)
-    async with McpExecutor(server, NoPins()) as executor:
-        if executor.problem:
-            raise SystemExit(executor.problem)
-        for offered in executor.tools():
-            properties: dict[str, dict[str, object]] = offered.parameters.get("properties", {})
-            arguments = dict.fromkeys(properties, 2)
-            call = Call("1", offered, arguments, "run.1.0.1", offered.timeout)
-            try:
-                sys.stdout.write((await executor.execute(call, _ignored)).text + "\n")
-            except ToolFailure as failed:
-                sys.stdout.write(f"{failed.message}\n")
-
-
-def _ignored(text: str) -> None:
-    """Nobody listens to the progress here."""
 
 
 def install(folder: Path) -> Path:
@@ -67,11 +44,6 @@ def install(folder: Path) -> Path:
         command = [*npm(node()), "install", *FLAGS]
         subprocess.run(command, cwd=folder, env=_env(), check=True, timeout=600)
     return program
-
-
-def is_installed(folder: Path) -> bool:
-    """Whether the suite is in a folder."""
-    return (folder / PROGRAM).is_file()
 
 
 def _env() -> dict[str, str]:
@@ -112,20 +84,23 @@ async def run_server_scenarios(folder: Path) -> dict[str, str]:
     return outcomes
 
 
-async def run_suite(folder: Path) -> dict[str, dict[str, str]]:
-    """Each scenario's outcome: `passed`, `failed: …` or `not implemented: …`."""
-    program = install(folder)
+async def run_client_scenarios(folder: Path) -> dict[str, str]:
+    """Each scenario for clients, in the same words."""
+    program, outcomes = install(folder), dict[str, str]()
     listed = await _run(program, folder, "list")
-    servers = await run_server_scenarios(folder)
-    outcomes: dict[str, dict[str, str]] = {"server": servers, "client": {}}
-    command = f"{sys.executable} -m tests.api.conformance client"
+    command = f"{sys.executable} -m tests.api.conformance_client"
     for name in _scenarios(listed, "Client"):
-        if name.startswith("auth/"):
-            outcomes["client"][name] = "not implemented: no OAuth; a token is configured"
-            continue
         text = await _run(program, folder, "client", "--command", command, "--scenario", name)
-        outcomes["client"][name] = _outcome(name, text)
+        outcomes[name] = _outcome(name, text)
     return outcomes
+
+
+async def run_suite(folder: Path) -> dict[str, dict[str, str]]:
+    """The outcomes of both sides."""
+    return {
+        "server": await run_server_scenarios(folder),
+        "client": await run_client_scenarios(folder),
+    }
 
 
 def _outcome(name: str, text: str) -> str:
@@ -137,10 +112,7 @@ def _outcome(name: str, text: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the suite, or be the client that it starts."""
-    if arguments[:1] == ["client"]:
-        asyncio.run(be_client(arguments[1]))
-        return 0
+    """Run the suite."""
     folder = Path(arguments[0]) if arguments else ROOT / ".venv" / "mcp-conformance"
     outcomes = asyncio.run(run_suite(folder.resolve()))
     for side, found in outcomes.items():

@@ -287,12 +287,18 @@ EDGE_TOOLS = "tests/seat/test_edge_tools.py"
 _ADDED = "test_an_edge_offers_the_skills_own_tools_and_mcp_servers_of_its_agent_toml"
 _PROGRAMS = "test_the_programs_of_tools_paths_bin_run_the_tools_that_their_skill_declares"
 _SERVER_KEYS = ("name", "command", "url", "env", "headers", "permissions", "trust_hints")
+_OAUTH_KEYS = (
+    "grant", "client_id", "client_secret_env", "client_secret_file", "private_key_file",
+    "client_metadata_url", "issuer", "scopes", "redirect_port",
+)  # fmt: skip
+_LOGIN = "tests/cli/test_mcp_login.py::test_a_person_signs_in_for_a_server_of_an_edge"
 _TOOL_ROWS: Rows = {
     "tools.paths.bin": Elsewhere(f"{EDGE_TOOLS}::{_PROGRAMS}"),
     "tools.skills_path": Elsewhere(f"{EDGE_TOOLS}::{_ADDED}"),
     "tools.tools_path": Elsewhere(f"{EDGE_TOOLS}::{_ADDED}"),
     "tools.packages": Elsewhere(EXTENSIONS),
     **{f"mcp.{key}": Elsewhere(f"{EDGE_TOOLS}::{_ADDED}") for key in _SERVER_KEYS},
+    **{f"mcp.oauth.{key}": Elsewhere(_LOGIN) for key in _OAUTH_KEYS},
 }
 """The tools that an `agent.toml` adds to an edge: shown by real processes."""
 

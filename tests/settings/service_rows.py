@@ -299,6 +299,20 @@ def mcp(line: str, key: str) -> Row:
     return Row(MCP + line, runtime(look), MCP, "tests/executors")
 
 
+MCP_OAUTH = '[[mcp]]\nname = "one"\nurl = "https://127.0.0.1:1/"\n[mcp.oauth]\n'
+MCP_CLIENT = f'{MCP_OAUTH}grant = "client_credentials"\nclient_id = "a"\nissuer = "https://b"\n'
+
+
+def mcp_oauth(toml: str, key: str, shown: str = "tests/executors") -> Row:
+    """A key of the OAuth client of an MCP server."""
+
+    def look(made: Runtime) -> Any:
+        servers = made.run_factory.toolbox.mcp_servers
+        return [getattr(found.server.oauth, key) for found in servers]
+
+    return Row(toml, runtime(look), MCP_OAUTH, shown)
+
+
 def jwt(line: str) -> Row:
     """A key of the JWT verifier."""
 
@@ -615,6 +629,23 @@ SERVICE_ROWS: Rows = {
     ),
     "mcp.permissions": mcp('permissions = ["git"]\n', "permissions"),
     "mcp.trust_hints": mcp("trust_hints = true\n", "trust_hints"),
+    **{
+        f"mcp.oauth.{key}": mcp_oauth(f'{MCP_CLIENT}client_secret_env = "SECRET"\n', key)
+        for key in ("grant", "client_id", "client_secret_env", "issuer")
+    },
+    "mcp.oauth.client_secret_file": mcp_oauth(
+        f'{MCP_CLIENT}client_secret_file = "FOLDER/secret"\n', "client_secret_file"
+    ),
+    "mcp.oauth.private_key_file": mcp_oauth(
+        f'{MCP_CLIENT}private_key_file = "FOLDER/server.pem"\n', "private_key_file"
+    ),
+    "mcp.oauth.client_metadata_url": mcp_oauth(
+        f'{MCP_OAUTH}client_metadata_url = "https://a/b"\n', "client_metadata_url"
+    ),
+    "mcp.oauth.scopes": mcp_oauth(f'{MCP_OAUTH}scopes = ["all"]\n', "scopes"),
+    "mcp.oauth.redirect_port": mcp_oauth(
+        f"{MCP_OAUTH}redirect_port = 7777\n", "redirect_port", "tests/cli"
+    ),
     "policy.rules": verdicts('[policy]\nrules = "rules.toml"\n', _LS),
     "policy.off": verdicts('[policy.off]\nbash = "not here"\n', _LS),
     **_flow_rows(),

@@ -63,9 +63,23 @@ PLAIN = [
     tool("slow"),
     tool("spawn", {"seconds": {"type": "string"}}),
     tool("ask"),
+    tool("elicit"),
     tool("malformed"),
     tool("minus_32000"),
 ]
+
+FORM: Json = {
+    "message": "Which table?",
+    "requestedSchema": {
+        "type": "object",
+        "properties": {
+            "seats": {"type": "integer", "description": "How many people"},
+            "name": {"type": "string", "default": "Ada"},
+            "outside": {"type": "boolean", "default": False},
+        },
+        "required": ["seats"],
+    },
+}
 
 
 class Plain:
@@ -73,7 +87,6 @@ class Plain:
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder or ".")
-        self.asked: Any = None
 
     def serve(self) -> None:
         for message in lines():
@@ -84,7 +97,8 @@ class Plain:
                 self.answer(message["id"], method, message.get("params") or {})
             elif "id" in message:
                 said = message.get("error") or message.get("result")
-                say({"id": self.asked, "result": text(json.dumps(said))})
+                asked = int(message["id"].removeprefix("for-"))
+                say({"id": asked, "result": text(json.dumps(said))})
 
     def answer(self, id: Any, method: str, params: Json) -> None:
         if method == "initialize":
@@ -136,9 +150,10 @@ class Plain:
             progress = {"progressToken": token, "progress": 1, "total": 3, "message": "one\x1b[2J"}
             say({"method": "notifications/progress", "params": progress})
         elif name == "ask":
-            self.asked = id
             asked: Json = {"messages": [], "maxTokens": 10}
-            say({"id": "from-server", "method": "sampling/createMessage", "params": asked})
+            say({"id": f"for-{id}", "method": "sampling/createMessage", "params": asked})
+        elif name == "elicit":
+            say({"id": f"for-{id}", "method": "elicitation/create", "params": FORM})
         elif name == "malformed":
             say({"id": id, "result": {"content": "not a list"}})
         elif name == "minus_32000":
@@ -221,6 +236,100 @@ class Endless(Plain):
             super().answer(id, method, params)
 
 
+class Tasks(Plain):
+    """Runs its tools as tasks of 2025-11-25: three polls, then the result has its own request."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(folder)
+        self.polls = 0
+        self.asks = ""
+
+    def initialize(self, params: Json) -> Json:
+        found = super().initialize(params)
+        found["capabilities"]["tasks"] = {"requests": {"tools": {"call": {}}}, "cancel": {}}
+        return found
+
+    def tools(self) -> list[Json]:
+        names = ("work", "hang", "break", "plain")
+        support = dict.fromkeys(names, "required") | {"plain": "optional"}
+        return [tool(name, execution={"taskSupport": support[name]}) for name in names]
+
+    def task(self, status: str) -> Json:
+        return {
+            "taskId": f"task-of-{self.asks}", "status": status, "ttl": 60_000, "pollInterval": 10,
+            "createdAt": "2026-01-01T00:00:00Z", "lastUpdatedAt": "2026-01-01T00:00:00Z",
+            "statusMessage": f"poll {self.polls}",
+        }  # fmt: skip
+
+    def answer(self, id: Any, method: str, params: Json) -> None:
+        if method == "tools/call" and "task" in params:
+            self.asks, self.polls = params["name"], 0
+            say({"id": id, "result": {"task": self.task("working")}})
+        elif method == "tools/call":
+            say({"id": id, "result": text("without a task")})
+        elif method == "tasks/get":
+            self.polls += 1
+            done = self.polls >= 3 and self.asks != "hang"
+            ended = "failed" if self.asks == "break" else "completed"
+            say({"id": id, "result": self.task(ended if done else "working")})
+        elif method == "tasks/result":
+            failed = {"isError": True} if self.asks == "break" else {}
+            say({"id": id, "result": {**text(f"{params['taskId']} is done"), **failed}})
+        elif method == "tasks/cancel":
+            (self.folder / "cancelled").write_text(params["taskId"])
+            say({"id": id, "result": self.task("cancelled")})
+        else:
+            super().answer(id, method, params)
+
+
+class Modern(Tasks):
+    """The same in 2026-07-28: no handshake, tasks are an extension, a task can ask a person."""
+
+    def answer(self, id: Any, method: str, params: Json) -> None:
+        caching: Json = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
+        if method == "server/discover":
+            about: Json = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}}
+            say({"id": id, "result": {**caching, **about}})
+        elif method == "tools/list":
+            tools = [tool(name) for name in ("work", "hang", "break", "ask")]
+            say({"id": id, "result": {**caching, "tools": tools}})
+        elif method == "tools/call":
+            able: Json = params["_meta"]["io.modelcontextprotocol/clientCapabilities"]
+            assert "io.modelcontextprotocol/tasks" in able["extensions"], able
+            self.asks, self.polls = params["name"], 0
+            say({"id": id, "result": {"resultType": "task", **self.state("working")}})
+        elif method == "tasks/get":
+            self.polls += 1
+            say({"id": id, "result": self.poll()})
+        elif method == "tasks/update":
+            self.asks = json.dumps(params["inputResponses"]["key"])
+            say({"id": id, "result": {"resultType": "complete"}})
+        elif method == "tasks/cancel":
+            (self.folder / "cancelled").write_text(params["taskId"])
+            say({"id": id, "result": {"resultType": "complete"}})
+        else:
+            say({"id": id, "error": {"code": -32601, "message": "Method not found"}})
+
+    def state(self, status: str) -> Json:
+        known = self.task(status)
+        return {**known, "ttlMs": known.pop("ttl"), "pollIntervalMs": known.pop("pollInterval")}
+
+    def poll(self) -> Json:
+        plain: Json = {"resultType": "complete"}
+        if self.polls < 3 or self.asks == "hang":
+            return plain | self.state("working")
+        if self.asks == "break":
+            error = {"code": -32603, "message": "out of paper"}
+            return plain | self.state("failed") | {"error": error}
+        if self.asks == "ask":
+            schema = {"type": "object", "properties": {"size": {"type": "integer"}}}
+            params = {"mode": "form", "message": "How big?", "requestedSchema": schema}
+            asked = {"key": {"method": "elicitation/create", "params": params}}
+            return plain | self.state("input_required") | {"inputRequests": asked}
+        done = {"resultType": "complete", **text(f"{self.asks} is done")}
+        return plain | self.state("completed") | {"result": done}
+
+
 def silent() -> None:
     """Read everything and answer nothing."""
     for _ in sys.stdin:
@@ -237,7 +346,7 @@ def rubbish() -> None:
 
 
 def main(kind: str, folder: str) -> None:
-    kinds = (Plain, Garbage, Changing, Huge, Stubborn, Endless)
+    kinds = (Plain, Garbage, Changing, Huge, Stubborn, Endless, Tasks, Modern)
     for one in kinds:
         if one.__name__.lower() == kind:
             one(folder).serve()

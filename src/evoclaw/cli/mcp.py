@@ -39,7 +39,7 @@ OverHttp: TypeAlias = Callable[
 
 @click.group(cls=CommandGroup)
 def mcp() -> None:
-    """Serve tools over MCP, and approve tools of MCP servers."""
+    """Serve tools over MCP; approve tools of MCP servers, and sign in to them."""
 
 
 @mcp.command(
@@ -104,6 +104,54 @@ def _forget(server: str, *, as_json: bool) -> int:
     pins = _pins()
     pins.forget(server)
     return _print_pins(pins, as_json=as_json)
+
+
+@mcp.command("login", help="Sign in to an MCP server with a browser")
+@click.argument("server", help="Name of the server; EDGE/SERVER for one of an edge")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    show_default="any free port",
+    help="Let the browser come back to this local port",
+)
+@click.option("--no-browser", is_flag=True, help="Only print the address to sign in at")
+@click.option(
+    "--config",
+    type=FILE,
+    default=Path("agent.toml"),
+    metavar="FILE",
+    help="Read the servers of an edge from this agent.toml",
+)
+def _login(server: str, port: int | None, config: Path, *, no_browser: bool) -> int:
+    return asyncio.run(_sign_in(server, port, config, browser=not no_browser))
+
+
+@mcp.command("logout", help="Delete the stored sign-in of an MCP server")
+@click.argument("server", help="Name of the server; EDGE/SERVER for one of an edge")
+def _logout(server: str) -> int:
+    from evoclaw.wiring.mcp_connections import mcp_sign_ins
+
+    if not mcp_sign_ins(os.environ).forget(server):
+        raise ConfigError(f"there is no sign-in of an MCP server {server!r}")
+    print_err(f"signed out of {clean(server)}; the server may still accept its tokens")
+    return exits.OK
+
+
+async def _sign_in(name: str, port: int | None, config: Path, *, browser: bool) -> int:
+    from evoclaw.cli.mcp_sign_in import browser_sign_in
+    from evoclaw.wiring.mcp_connections import mcp_definition, mcp_sign_in
+
+    server, sign_ins = mcp_definition(os.environ, name, config)
+    wanted = port if port is not None else server.oauth.redirect_port if server.oauth else 0
+    keyboard = sys.stdin.fileno() if is_interactive() else None
+    async with browser_sign_in(wanted, sys.stderr, keyboard, browser=browser) as prompt:
+        signed_in = await mcp_sign_in(server, sign_ins, prompt)
+    if signed_in:
+        print_err(f"signed in to {clean(name)}")
+    else:
+        print_err(f"{clean(name)} did not ask for a sign-in")
+    return exits.OK
 
 
 class McpServeOptions(Struct, frozen=True):

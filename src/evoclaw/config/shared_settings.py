@@ -15,6 +15,7 @@ from evoclaw.config.toml_document import KeyPath, TomlDocument, closest_match
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.hosts import is_loopback
 from evoclaw.core.tools import ALL_PERMISSIONS
+from evoclaw.executors.mcp.oauth_settings import McpOAuth
 from evoclaw.transport.address import Address, TlsSettings, parse_url
 from evoclaw.transport.topics import ID_RULE, is_agent_id
 
@@ -127,6 +128,8 @@ class McpConfig(Struct, frozen=True, kw_only=True):
     """The permissions that each of its tools needs."""
     trust_hints: bool = False
     """Trust the server's hints about its tools, such as read-only."""
+    oauth: McpOAuth | None = None
+    """How to sign in to the URL; without it, `evoclaw mcp login` registers a client by itself."""
 
 
 def check_id(document: TomlDocument, keys: KeyPath, given: object) -> None:

@@ -8,8 +8,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.ops import ExecOps, FileOps
 from evoclaw.core.tools import UNDO_TOOL
@@ -166,12 +164,13 @@ async def _own_tools(
 
 def _mcp_servers(config: EdgeConfig, home: Path) -> tuple[PinFile, list[McpExecutor]]:
     from evoclaw.executors.mcp.executor import McpExecutor
-    from evoclaw.executors.mcp.offers import McpServer
     from evoclaw.executors.mcp.pins import PinFile
-    from evoclaw.wiring.mcp_connections import PINS_FILE
+    from evoclaw.executors.mcp.sign_ins import SignInFile
+    from evoclaw.wiring.mcp_connections import PINS_FILE, SIGN_INS_FILE, mcp_definitions
 
     pins = PinFile(home / PINS_FILE, owner=config.agent_id)
+    sign_ins = SignInFile(home / SIGN_INS_FILE, owner=config.agent_id)
     servers = [
-        McpExecutor(McpServer(**msgspec.structs.asdict(server)), pins) for server in config.mcp
+        McpExecutor(server, pins, sign_ins=sign_ins) for server in mcp_definitions(config.mcp)
     ]
     return pins, servers

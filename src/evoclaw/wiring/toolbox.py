@@ -242,9 +242,13 @@ def extension_routes(
     to a built-in tool, else to the first of these routes that has it.
     """
     from evoclaw.skills.skill_executor import SkillExecutor
+    from evoclaw.tools.question import UserPrompter
+    from evoclaw.wiring.mcp_connections import attended
 
     skills = cast("SkillExecutor", toolbox.dependencies[SkillExecutor])
-    executors = (skills, toolbox.own_tools, toolbox.mcp_servers)
+    person = cast("UserPrompter | None", toolbox.dependencies.get(UserPrompter))
+    servers = toolbox.mcp_servers if person is None else attended(toolbox.mcp_servers, person)
+    executors = (skills, toolbox.own_tools, servers)
     return [Route(executor, ready=ready, yields=True, machine=machine) for executor in executors]
 
 

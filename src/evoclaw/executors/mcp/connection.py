@@ -9,39 +9,39 @@ from typing import Any, cast
 
 import httpx2
 from mcp import Client, types
-from mcp.client.session import IncomingMessage
+from mcp.client.session import ClientRequestContext, IncomingMessage
 from mcp.client.streamable_http import streamable_http_client
-from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from evoclaw.core.eager import mark_retrieved
 from evoclaw.core.errors import ToolFailure
-from evoclaw.core.messages import JSON, ErrorKind
+from evoclaw.core.messages import ErrorKind
 from evoclaw.core.ports import Progress
+from evoclaw.core.tools import Call
 from evoclaw.core.version import VERSION
+from evoclaw.executors.mcp.elicitation import AskPerson
+from evoclaw.executors.mcp.mcp_calls import CallClock, McpToolCall, TasksExtension
+from evoclaw.executors.mcp.oauth import McpAuth
 from evoclaw.executors.mcp.offers import (
     MAX_NOTE_CHARS,
     MAX_SERVER_TOOLS,
     ListedTool,
     McpServer,
+    OfferedTool,
     one_line,
 )
 from evoclaw.executors.mcp.process import ServerProcess
+from evoclaw.executors.mcp.resources import extra_tools
 
 MAX_MESSAGE_BYTES = 10 << 20
 """Bytes of one message: an image of 5 MB, and then some."""
 MAX_LIST_PAGES = 50
 """Pages of a list of tools."""
-MAX_PROGRESS_NOTES = 500
-"""Progress notes that are passed on for one call."""
 CLOSE_TIMEOUT_S = 15.0
 """How long a connection may take to close."""
 _LOST = ("Connection closed", "SSE stream")
 """Messages by which the SDK reports a lost connection, under a code with many meanings."""
-_ANSWER: TypeAdapter[types.CallToolResult | types.InputRequiredResult] = TypeAdapter(
-    types.CallToolResult | types.InputRequiredResult
-)
 
 
 class McpConnectionLost(Exception):
@@ -52,6 +52,10 @@ class CallNotRun(Exception):
     """The server has dropped the session, so it did not run the call."""
 
 
+class CallNotAllowed(Exception):
+    """The server did not run the call: it wants a sign-in. The message says what to do."""
+
+
 class McpUnreachable(Exception):
     """The server cannot be reached; the message says why, in one line."""
 
@@ -59,10 +63,13 @@ class McpUnreachable(Exception):
 class McpConnection:
     """One connection, in its own task as the SDK requires."""
 
-    def __init__(self, server: McpServer, on_change: Callable[[], None]) -> None:
-        self._server, self._on_change = server, on_change
+    def __init__(
+        self, server: McpServer, on_change: Callable[[], None], auth: McpAuth | None = None
+    ) -> None:
+        self._server, self._on_change, self._auth = server, on_change, auth
         self._ready, self._over = asyncio.Event(), asyncio.Event()
         self._client: Client | None = None
+        self._calls: list[McpToolCall] = []
         self._process: ServerProcess | None = None
         self._living: asyncio.Task[None] | None = None
 
@@ -110,6 +117,8 @@ class McpConnection:
         """Why the server is not connected, in one line."""
         process, task = self._process, self._living
         reason = process.fault if process is not None else ""
+        if self._auth is not None:
+            reason = self._auth.problem
         if not reason and task is not None and task.done() and not task.cancelled():
             reason = _told(task.exception())
         if not reason:
@@ -128,6 +137,8 @@ class McpConnection:
             mode="auto",
             read_timeout_seconds=self._server.start_timeout,
             message_handler=self._heard,
+            elicitation_callback=self._elicit,
+            extensions=[TasksExtension()],
             client_info=types.Implementation(name="evoclaw", version=VERSION),
             cache=None,
         )
@@ -139,7 +150,7 @@ class McpConnection:
     def _transport(self) -> AbstractAsyncContextManager[Any]:
         server = self._server
         if not server.command:
-            return _http(server)
+            return _http(server, self._auth)
         self._process = ServerProcess(
             server.command, server.env, server.cwd, MAX_MESSAGE_BYTES, self._over.set
         )
@@ -162,6 +173,8 @@ class McpConnection:
                     cursor = page.next_cursor
                     if cursor is None or len(found) > MAX_SERVER_TOOLS:
                         break
+                able = self._client.server_capabilities
+                found += await extra_tools(self._client.session, able, found)
         except (MCPError, ValidationError, TimeoutError) as problem:
             reason = str(problem).partition("\n")[0] or "it took too long"
             why = self.why() if not self.alive else one_line(reason, MAX_NOTE_CHARS)
@@ -169,7 +182,11 @@ class McpConnection:
         return found
 
     async def call(
-        self, remote: str, arguments: dict[str, JSON], timeout: float, progress: Progress
+        self,
+        tool: OfferedTool,
+        call: Call,
+        progress: Progress,
+        person: AskPerson | None = None,
     ) -> types.CallToolResult:
         """Call a tool. On cancellation or timeout the server is notified to stop.
 
@@ -177,32 +194,41 @@ class McpConnection:
         a validator whose patterns can run forever.
         """
         assert self._client is not None
-        params = types.CallToolRequestParams(name=remote, arguments=arguments)
+        clock = CallClock(call.timeout)
+        # The same for all attempts of the call, as are its questions.
+        call_id = call.request_id.rpartition(".")[0] or call.request_id
+        request = McpToolCall(self._server.name, call_id, clock, progress, person)
+        self._calls.append(request)
+        session = self._client.session
         try:
-            answer = await self._client.session.send_request(
-                types.CallToolRequest(params=params),
-                _ANSWER,
-                request_read_timeout_seconds=timeout,
-                progress_callback=_passed_on(progress),
-            )
+            async with clock.running():
+                return await request.send(session, tool, call.arguments)
         except MCPError as problem:
-            raise self._worded(problem, timeout) from None
+            raise self._worded(problem, call.timeout) from None
+        except TimeoutError:
+            timed_out = MCPError(types.REQUEST_TIMEOUT, "")
+            raise self._worded(timed_out, call.timeout) from None
         except ValidationError:
             raise ToolFailure(
                 ErrorKind.EXECUTION_FAILED,
                 f"Error: The MCP server {self._server.name!r} sent an invalid answer. The "
                 "call may still have happened; check before you repeat it.",
             ) from None
-        if isinstance(answer, types.InputRequiredResult):
-            raise ToolFailure(
-                ErrorKind.EXECUTION_FAILED,
-                f"Error: The MCP server {self._server.name!r} asked for more input, which "
-                "is not supported here. Continue without this tool or explain to the user.",
-            )
-        return answer
+        finally:
+            self._calls.remove(request)
+
+    async def _elicit(
+        self, context: ClientRequestContext, params: types.ElicitRequestParams
+    ) -> types.ElicitResult:
+        """Answer a question of the server: the call that it belongs to must be certain."""
+        if len(self._calls) != 1:
+            return types.ElicitResult(action="decline")
+        return await self._calls[0].elicit(params)
 
     def _worded(self, problem: MCPError, timeout: float) -> Exception:
         message, name = one_line(problem.message, MAX_NOTE_CHARS), self._server.name
+        if self._auth is not None and self._auth.problem:
+            return CallNotAllowed(self._auth.problem)
         match problem.code:
             case types.CONNECTION_CLOSED if not self.alive or message.startswith(_LOST):
                 return McpConnectionLost(self.why() if not self.alive else message)
@@ -219,19 +245,6 @@ class McpConnection:
         return ToolFailure(kind, f"Error: The MCP server {name!r} {text}", mcp_server=name)
 
 
-def _passed_on(tell: Progress) -> ProgressFnT:
-    passed = 0
-
-    async def pass_on(progress: float, total: float | None, message: str | None) -> None:
-        nonlocal passed
-        passed += 1
-        if passed <= MAX_PROGRESS_NOTES:
-            count = f"{progress:g}" if total is None else f"{progress:g}/{total:g}"
-            tell(one_line(f"{count} {message or ''}", MAX_NOTE_CHARS) + "\n")
-
-    return pass_on
-
-
 def _listed(tool: types.Tool) -> ListedTool:
     hints = tool.annotations
     return ListedTool(
@@ -240,6 +253,7 @@ def _listed(tool: types.Tool) -> ListedTool:
         tool.input_schema,
         tool.output_schema,
         {} if hints is None else hints.model_dump(by_alias=True, exclude_none=True),
+        (tool.execution.task_support or "") if tool.execution is not None else "",
     )
 
 
@@ -254,11 +268,12 @@ def _told(problem: BaseException | None) -> str:
 
 
 @asynccontextmanager
-async def _http(server: McpServer) -> AsyncGenerator[Any]:
+async def _http(server: McpServer, auth: McpAuth | None) -> AsyncGenerator[Any]:
     client = httpx2.AsyncClient(
         headers={"accept-encoding": "identity", **server.headers},
         timeout=httpx2.Timeout(server.start_timeout, read=server.max_timeout + CLOSE_TIMEOUT_S),
         event_hooks={"response": [_bound]},
+        auth=auth,
         trust_env=False,
     )
     async with (

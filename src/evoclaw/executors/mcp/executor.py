@@ -26,6 +26,9 @@ from evoclaw.executors.mcp.offers import (
 
 if TYPE_CHECKING:
     from evoclaw.executors.mcp.connection import McpConnection
+    from evoclaw.executors.mcp.elicitation import AskPerson
+    from evoclaw.executors.mcp.oauth import McpAuth, SignInPrompt
+    from evoclaw.executors.mcp.sign_ins import SignInFile
 
 MAX_RECONNECT_DELAY_S = 60.0
 """The longest delay before a failed server is tried again."""
@@ -40,10 +43,25 @@ class McpExecutor:
     does. An unreachable server raises no error: it has no tools, and `problem` says why.
     """
 
-    def __init__(self, server: McpServer, pins: ToolPins) -> None:
+    def __init__(
+        self,
+        server: McpServer,
+        pins: ToolPins,
+        *,
+        sign_ins: SignInFile | None = None,
+        prompt: SignInPrompt | None = None,
+    ) -> None:
+        """Set the server; without `sign_ins`, it is used without OAuth.
+
+        Args:
+            server: The server.
+            pins: Which of its tools were approved.
+            sign_ins: Where the tokens of servers are stored.
+            prompt: Asks a person to sign in; None refuses, and names the command to do so.
+        """
         server.check()
         self.server = server
-        self._pins = pins
+        self._pins, self._sign_ins, self._prompt = pins, sign_ins, prompt
         self._terms = ServerTerms(
             server.name, server.permissions, server.trust_hints, server.timeout, server.max_timeout
         )
@@ -108,9 +126,18 @@ class McpExecutor:
         if not reconnects:
             await self._list(connection)
 
-    async def execute(self, call: Call, progress: Progress) -> ToolResult:
-        """Run one call on the server; reconnect, or restart the server, if it is unreachable."""
-        from evoclaw.executors.mcp.connection import CallNotRun, McpConnectionLost
+    async def execute(
+        self, call: Call, progress: Progress, person: AskPerson | None = None
+    ) -> ToolResult:
+        """Run one call on the server; reconnect, or restart the server, if it is unreachable.
+
+        With a person, questions of the server during the call are asked; else they are declined.
+        """
+        from evoclaw.executors.mcp.connection import (
+            CallNotAllowed,
+            CallNotRun,
+            McpConnectionLost,
+        )
         from evoclaw.executors.mcp.results import to_result
 
         if call.resumed and not call.safe_to_repeat:
@@ -119,7 +146,10 @@ class McpExecutor:
         connection = await self._connected()
         offered = self._offer(call)
         try:
-            answer = await connection.call(offered.remote, call.arguments, call.timeout, progress)
+            answer = await connection.call(offered, call, progress, person)
+        except CallNotAllowed as refused:
+            await self._drop_connection(connection, str(refused))
+            raise self._not_signed_in() from None
         except CallNotRun:
             await self._drop_connection(connection, "the server lost our session")
             raise self._offline("It did not run this call; call the tool again.") from None
@@ -163,7 +193,12 @@ class McpExecutor:
             raise ConfigError(
                 f"MCP support is not installed ({missing}); run: pip install 'evoclaw[mcp]'"
             ) from None
-        connection = McpConnection(self.server, self.list_again)
+        try:
+            auth = self._auth()
+        except ConfigError as problem:  # a secret that cannot be read: only this server is unusable
+            self._note_failure(str(problem), "")
+            raise self._offline("Continue without it or explain to the user.") from None
+        connection = McpConnection(self.server, self.list_again, auth)
         try:
             await connection.open()
             await self._list(connection)
@@ -175,6 +210,13 @@ class McpExecutor:
             if self._connection is not connection:
                 await connection.close()
         return connection
+
+    def _auth(self) -> McpAuth | None:
+        from evoclaw.executors.mcp.oauth import oauth_client
+
+        if self._sign_ins is None or not self.server.url:
+            return None
+        return oauth_client(self.server, self._sign_ins, self._prompt)
 
     async def _list(self, connection: McpConnection) -> None:
         from evoclaw.executors.mcp.connection import McpUnreachable
@@ -191,6 +233,10 @@ class McpExecutor:
         if found != self._offers:
             self._tools = Toolset(offer.tool for offer in offers)
             self._offers = found
+
+    def try_again(self) -> None:
+        """Connect without further delay: a person has signed in."""
+        self._failures, self._not_before = 0, 0.0
 
     def list_again(self) -> None:
         """List the tools again soon, at a limited rate: the server or an approval changed."""
@@ -231,6 +277,14 @@ class McpExecutor:
         return ToolFailure(
             ErrorKind.AGENT_OFFLINE,
             f"Error: The MCP server {self.server.name!r} is unreachable{why}. {what_now}",
+            mcp_server=self.server.name,
+        )
+
+    def _not_signed_in(self) -> ToolFailure:
+        return ToolFailure(
+            ErrorKind.PERMISSION_DENIED,
+            f"Error: The MCP server {self.server.name!r} did not run this call: {self._reason}. "
+            "Tell the user, and continue without it.",
             mcp_server=self.server.name,
         )
 

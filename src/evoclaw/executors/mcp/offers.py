@@ -20,12 +20,15 @@ from evoclaw.core.errors import ConfigError, SchemaError
 from evoclaw.core.messages import JSON, is_array, is_object
 from evoclaw.core.schema import MAX_SCHEMA_DEPTH, compile_schema
 from evoclaw.core.tools import Effect, Tool
+from evoclaw.executors.mcp.oauth_settings import McpOAuth
 
 MAX_TOOL_NAME_CHARS = 64
 MAX_DESCRIPTION_CHARS = 1_000
 MAX_NOTE_CHARS = 300
 """Characters of the text beside one parameter."""
 MAX_SERVER_TOOLS = 500
+PERSON_TIMEOUT_S = 300.0
+"""How long a person may take to answer a question that a server asks during a call."""
 CANCEL_TIMEOUT_S = 5.0
 """How long to wait for a cancelled call, beyond the timeout of the loop."""
 
@@ -46,6 +49,10 @@ class ListedTool(Struct, frozen=True):
     output: JSON = None
     hints: dict[str, JSON] = {}
     """Its annotations: `readOnlyHint` and others."""
+    task: str = ""
+    """Whether it can run as a task: `forbidden`, `optional` or `required`."""
+    method: str = "tools/call"
+    """The request that runs it; another one for what is no tool of the server."""
 
 
 class OfferedTool(Struct, frozen=True):
@@ -54,6 +61,9 @@ class OfferedTool(Struct, frozen=True):
     tool: Tool
     remote: str
     digest: str
+    as_task: bool = False
+    """Whether it must be called as a task."""
+    method: str = "tools/call"
 
 
 class RejectedTool(Struct, frozen=True):
@@ -93,7 +103,12 @@ class NoPins:
 
 def digest(listed: ListedTool) -> str:
     """A hash of everything that a server lists about a tool."""
-    text = msgspec.json.encode(msgspec.to_builtins(listed), order="sorted")
+    facts = msgspec.to_builtins(listed)
+    if not listed.task:
+        del facts["task"]  # approvals from before there were tasks stay valid
+    if listed.method == "tools/call":
+        del facts["method"]
+    text = msgspec.json.encode(facts, order="sorted")
     return sha256(text).hexdigest()
 
 
@@ -145,7 +160,9 @@ def choose(
                 rejected.append(RejectedTool(shown, "the server lists this name more than once"))
                 continue
             compile_schema(tool)
-            valid[tool.name] = OfferedTool(tool, entry.name, digest(entry))
+            valid[tool.name] = OfferedTool(
+                tool, entry.name, digest(entry), entry.task == "required", entry.method
+            )
         except SchemaError as refused:
             rejected.append(RejectedTool(shown, one_line(refused.problem, MAX_NOTE_CHARS)))
         except RecursionError:
@@ -175,7 +192,8 @@ def _tool(listed: ListedTool, terms: ServerTerms) -> Tool:
         max_timeout=terms.max_timeout,
         idempotent=hints.get("idempotentHint") is True,
         streams=True,
-        slack=CANCEL_TIMEOUT_S,
+        # The executor itself limits the call; its clock stops while a person is asked.
+        slack=CANCEL_TIMEOUT_S + PERSON_TIMEOUT_S,
         outside=True,
         # Whatever its hints say: the arguments leave the control of this machine.
         sends=True,
@@ -212,13 +230,15 @@ class McpServer(Struct, frozen=True):
     """The complete environment of the program, except `PATH`."""
     cwd: str = ""
     headers: Mapping[str, str] = {}
-    """Sent with every HTTP request; put a token here."""
+    """Sent with every HTTP request: a fixed token, for example."""
     permissions: frozenset[str] = frozenset({"network"})
     """The permissions that each of its tools requires."""
     trust_hints: bool = False
     """Trust its tool annotations: read-only, idempotent. Else all of its tools write."""
     timeout: float = 60.0
     max_timeout: float = 300.0
+    oauth: McpOAuth | None = None
+    """How to sign in to the `url`, if not as a person whose client is registered automatically."""
     start_timeout: float = 30.0
     """Seconds in which it must be connected, and in which it must list its tools."""
 
@@ -233,6 +253,10 @@ class McpServer(Struct, frozen=True):
             raise ConfigError(f"the MCP server {self.name!r} needs either a `command` or a `url`")
         if self.url and not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"the url of the MCP server {self.name!r} must be http or https")
+        if self.oauth is not None:
+            if not self.url:
+                raise ConfigError(f"the MCP server {self.name!r} has `oauth`, but no `url`")
+            self.oauth.check(self.name)
         if not 0 < self.timeout <= self.max_timeout or self.start_timeout <= 0:
             raise ConfigError(
                 f"the timeouts of the MCP server {self.name!r} must be above 0 seconds"

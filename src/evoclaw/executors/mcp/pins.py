@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-from collections.abc import Callable, Collection, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import msgspec
@@ -13,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from evoclaw.core.errors import ConfigError
+from evoclaw.executors.mcp.private_file import PrivateFile
 
 
 class ServerPins(Struct, frozen=True):
@@ -35,7 +33,7 @@ class PinFile:
             trust_first: Whether the tools of a server seen for the first time are trusted.
             owner: The edge whose servers are looked up, as `OWNER/SERVER`; empty: none.
         """
-        self._path, self._trust_first, self._owner = path, trust_first, owner
+        self._file, self._trust_first, self._owner = PrivateFile(path), trust_first, owner
 
     def key(self, server: str) -> str:
         """The name of a server in this file."""
@@ -47,22 +45,17 @@ class PinFile:
 
     def version(self) -> tuple[int, int, int] | None:
         """A value that changes with the file; None while there is none."""
-        try:
-            about = self._path.stat()
-        except OSError:
-            return None
-        return about.st_ino, about.st_mtime_ns, about.st_size
+        return self._file.version()
 
     def all(self) -> dict[str, ServerPins]:
         """Every server that was seen."""
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=dict[str, ServerPins])
-        except FileNotFoundError:
-            return {}
+            found = self._file.read()
+            return msgspec.json.decode(found, type=dict[str, ServerPins]) if found else {}
         except (OSError, msgspec.DecodeError) as problem:
             raise ConfigError(
-                f"{self._path} cannot be read ({problem}); restore a backup, or move it away and "
-                "approve again"
+                f"{self._file.path} cannot be read ({problem}); restore a backup, or move it away "
+                "and approve again"
             ) from None
 
     def approved(self, server: str, digests: Mapping[str, str]) -> Collection[str]:
@@ -100,31 +93,16 @@ class PinFile:
         self._change(server, lambda _: ServerPins())
 
     def _change(self, server: str, update: Callable[[ServerPins | None], ServerPins]) -> ServerPins:
-        try:
-            with self._alone():
-                known = self.all()
-                known[server] = pinned = update(known.get(server))
-                draft = self._path.with_suffix(".new")
-                file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-                with os.fdopen(file, "wb") as opened:
-                    opened.write(msgspec.json.format(msgspec.json.encode(known)))
-                    opened.flush()
-                    os.fsync(file)
-                draft.replace(self._path)
-        except OSError as problem:
-            raise ConfigError(f"cannot write {self._path}: {problem.strerror}") from None
-        return pinned
+        pinned = ServerPins()
 
-    @contextmanager
-    def _alone(self) -> Generator[None]:
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self._path.with_suffix(".lock")
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(lock)
+        def changed() -> bytes:
+            nonlocal pinned
+            known = self.all()
+            known[server] = pinned = update(known.get(server))
+            return msgspec.json.format(msgspec.json.encode(known))
+
+        self._file.change(changed)
+        return pinned
 
 
 def _waiting(pinned: ServerPins, digests: Mapping[str, str]) -> dict[str, str]:

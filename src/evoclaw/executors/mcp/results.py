@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from mcp import types
@@ -17,6 +18,7 @@ from evoclaw.core.messages import (
     ImageBlock,
     TextBlock,
     ToolResult,
+    is_array,
     is_object,
 )
 from evoclaw.core.tools import Call
@@ -28,6 +30,18 @@ MAX_RESULT_CHARS = 64_000
 MAX_RESULT_BLOCKS = 50
 MAX_IMAGE_BYTES = 5 << 20
 _BEGINS_JSON = frozenset('{["tfn-0123456789')
+_UNREADABLE = object()
+MIN_BASE64_CHARS = 1_000
+"""Runs of base64 characters from this length on are data, not text."""
+_BASE64 = re.compile(rf"[A-Za-z0-9+/]{{{MIN_BASE64_CHARS},}}={{0,2}}")
+_MAGIC = (
+    ("iVBORw0KGgo", "image/png"),
+    ("/9j/", "image/jpeg"),
+    ("R0lGODlh", "image/gif"),
+    ("R0lGODdh", "image/gif"),
+    ("UklGR", "image/webp"),
+)
+"""How the images that models accept begin, in base64."""
 IMAGE_MEDIA_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 
 
@@ -46,12 +60,11 @@ def _blocks(answer: types.CallToolResult) -> list[Block]:
     blocks = [_block(block) for block in answer.content[:MAX_RESULT_BLOCKS]]
     if len(answer.content) > MAX_RESULT_BLOCKS:
         blocks.append(TextBlock(f"[{len(answer.content) - MAX_RESULT_BLOCKS} more parts left out]"))
-    if answer.structured_content is not None:
-        text = msgspec.json.encode(answer.structured_content).decode()
-        # Servers should repeat structured content as text; then the text is enough.
-        if not _said_already(answer.structured_content, blocks):
-            blocks.append(TextBlock(text))
-    return blocks
+    value = answer.structured_content
+    # Servers should repeat structured content as text; then the text is enough.
+    if value is not None and not _repeats(value, answer.content):
+        blocks.append(TextBlock(msgspec.json.encode(value).decode()))
+    return _without_base64(blocks)
 
 
 def _block(content: types.ContentBlock) -> Block:
@@ -102,20 +115,66 @@ def _is_base64(data: str) -> bool:
         return False
 
 
-def _said_already(value: JSON, blocks: Iterable[Block]) -> bool:
-    # A plain value is commonly wrapped as `{"result": value}`, and repeated as text unwrapped.
+def _repeats(value: JSON, content: Sequence[types.ContentBlock]) -> bool:
+    """Whether structured content only repeats the other content."""
+    texts = [block.text for block in content if isinstance(block, types.TextContent)]
+    decoded = [_decoded(text) for text in texts if text[:1] in _BEGINS_JSON]
+    sent = [block.model_dump(mode="json", by_alias=True, exclude_none=True) for block in content]
+
+    def told(part: JSON) -> bool:
+        return part in texts or part in decoded or _without_nulls(part) in sent
+
+    # A plain value is commonly wrapped as `{"result": value}`, and repeated unwrapped.
     bare = value["result"] if is_object(value) and value.keys() == {"result"} else value
-    texts = [block.text for block in blocks if isinstance(block, TextBlock)]
-    if bare in texts:
-        return True
-    for text in texts:
-        if text[:1] in _BEGINS_JSON:
-            try:
-                if msgspec.json.decode(text) in (value, bare):
-                    return True
-            except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-                continue
-    return False
+    parts = bare if is_array(bare) else []
+    return told(value) or told(bare) or (bool(parts) and all(map(told, parts)))
+
+
+def _without_nulls(part: JSON) -> JSON:
+    return (
+        {key: item for key, item in part.items() if item is not None} if is_object(part) else part
+    )
+
+
+def _decoded(text: str) -> object:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return _UNREADABLE
+
+
+def _without_base64(blocks: Iterable[Block]) -> list[Block]:
+    """Name long base64 texts by their size instead, and show the images among them once."""
+    given = list(blocks)
+    shown = {block.data for block in given if isinstance(block, ImageBlock)}
+    found: list[Block] = []
+    images: list[Block] = []
+
+    def named(match: re.Match[str]) -> str:
+        data = match[0]
+        kind = next((kind for magic, kind in _MAGIC if data.startswith(magic)), "")
+        if not kind and not _looks_like_base64(data):
+            return data
+        size = f"about {len(data) * 3 // 4:,} bytes"
+        if data in shown:
+            return f"[{kind or 'image'}, {size}: shown as an image]"
+        image = _image(kind, data) if kind else None
+        if not isinstance(image, ImageBlock):
+            return f"[base64 data, {size}: left out]"
+        shown.add(data)
+        images.append(image)
+        return f"[{kind}, {size}: shown as an image]"
+
+    for block in given:
+        if isinstance(block, TextBlock) and len(block.text) >= MIN_BASE64_CHARS:
+            block = TextBlock(_BASE64.sub(named, block.text))
+        found.append(block)
+    return found + images
+
+
+def _looks_like_base64(data: str) -> bool:
+    sample = data[:MIN_BASE64_CHARS]
+    return all(any(map(test, sample)) for test in (str.isupper, str.islower, str.isdigit))
 
 
 def _bounded(blocks: Iterable[Block]) -> tuple[Block, ...]:

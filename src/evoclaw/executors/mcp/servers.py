@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,9 +16,13 @@ from evoclaw.core.ports import Progress
 from evoclaw.core.tools import Call, Tool
 from evoclaw.core.toolset import NO_TOOLS, Toolset
 from evoclaw.core.wording import tool_not_found
+from evoclaw.executors.mcp.elicitation import AskPerson
 from evoclaw.executors.mcp.executor import McpExecutor
 from evoclaw.executors.mcp.offers import McpServer
 from evoclaw.executors.mcp.pins import PinFile
+from evoclaw.executors.mcp.sign_ins import SignInFile
+
+logger = logging.getLogger(__name__)
 
 
 class McpServers:
@@ -26,8 +32,16 @@ class McpServers:
     with` it: every connection and everything that the servers started ends with the block.
     """
 
-    def __init__(self, definitions: Sequence[McpServer], pins: PinFile) -> None:
+    def __init__(
+        self,
+        definitions: Sequence[McpServer],
+        pins: PinFile,
+        sign_ins: SignInFile | None = None,
+    ) -> None:
+        """Set the servers, the approvals of their tools, and where their tokens are stored."""
         self._pins, self._approvals = pins, pins.version()
+        self._sign_ins = sign_ins
+        self._sign_in_version = None if sign_ins is None else sign_ins.version()
         self._servers: dict[str, McpExecutor] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._sources: Sequence[Sequence[Tool]] = ()
@@ -35,12 +49,20 @@ class McpServers:
         self._add(_by_name(definitions).values())
 
     def _add(self, definitions: Iterable[McpServer]) -> list[McpExecutor]:
-        added = [McpExecutor(definition, self._pins) for definition in definitions]
+        added = [
+            McpExecutor(definition, self._pins, sign_ins=self._sign_ins)
+            for definition in definitions
+        ]
         self._servers |= {server.server.name: server for server in added}
         return added
 
     async def __aenter__(self) -> Self:
         await asyncio.gather(*(_connect(server) for server in self._servers.values()))
+        for server in self._servers.values():
+            if server.problem:
+                logger.warning(
+                    "the MCP server %s cannot be used: %s", server.server.name, server.problem
+                )
         return self
 
     async def __aexit__(
@@ -76,6 +98,7 @@ class McpServers:
     def tools(self) -> Sequence[Tool]:
         """The approved tools of all servers; the same object while nothing changed."""
         self._notice_approvals()
+        self._notice_sign_ins()
         for server in self._servers.values():
             if server.should_reconnect:
                 self._start(_connect_later(server))
@@ -88,11 +111,13 @@ class McpServers:
             self._sources, self._tools = sources, Toolset(tools, sources=sources)
         return self._tools
 
-    async def execute(self, call: Call, progress: Progress) -> ToolResult:
+    async def execute(
+        self, call: Call, progress: Progress, person: AskPerson | None = None
+    ) -> ToolResult:
         """Run one call on the server that has the tool."""
         for server in self._servers.values():
             if any(tool.name == call.name for tool in server.tools()):
-                return await server.execute(call, progress)
+                return await server.execute(call, progress, person)
         raise ToolFailure(ErrorKind.NOT_FOUND, tool_not_found(call.name, self._tools.names))
 
     def _notice_approvals(self) -> None:
@@ -103,10 +128,35 @@ class McpServers:
             for server in self._servers.values():
                 server.list_again()
 
+    def _notice_sign_ins(self) -> None:
+        """Connect the unreachable servers again after `evoclaw mcp login`."""
+        version = None if self._sign_ins is None else self._sign_ins.version()
+        if version != self._sign_in_version:
+            self._sign_in_version = version
+            for server in self._servers.values():
+                if server.problem:
+                    server.try_again()
+
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+@dataclass(frozen=True, slots=True)
+class AttendedMcpServers:
+    """The servers in a run with a person, who is shown the questions of the servers."""
+
+    servers: McpServers
+    person: AskPerson
+
+    def tools(self) -> Sequence[Tool]:
+        """The approved tools of all servers."""
+        return self.servers.tools()
+
+    async def execute(self, call: Call, progress: Progress) -> ToolResult:
+        """Run one call on the server that has the tool."""
+        return await self.servers.execute(call, progress, self.person)
 
 
 async def _connect(server: McpExecutor) -> None:
