@@ -15,7 +15,7 @@ WEIGHTS := $(VENV)/.test-weights
 
 .DEFAULT_GOAL := help
 .PHONY: help setup fmt lint types quick test test-all test-faults test-page test-bypass test-llm test-weights check bench fleetbench servicebench startbench \
-	fleetspeed scalebench scalespeed pagebench growth soak tracebench taskbench toolbench embeddedbench policybench sandboxbench cagebench agentdojo mcp-conformance interop demo newcomer screenshots recording icons reference docs serve-docs constraints vendor clean
+	fleetspeed scalebench scalespeed pagebench growth soak tracebench taskbench toolbench embeddedbench evobench policybench sandboxbench cagebench agentdojo mcp-conformance interop demo newcomer screenshots recording icons reference docs serve-docs constraints vendor clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 17
@@ -169,6 +169,9 @@ toolbench: $(READY) ## compare grep and glob with ripgrep and find, and measure 
 
 embeddedbench: $(READY) $(LOCAL) ## measure the embedded server: start, memory, speed, the second turn; ends with one JSON object
 	$(BIN)/python -m bench.embedded $(ARGS)
+
+evobench: $(READY) ## measure the evolution engine: null edits, traps and good edits through the gate; ends with one JSON object
+	$(BIN)/python -m bench.evolution.evobench $(ARGS)
 
 policybench: $(READY) ## measure the cost of a verdict, policy by policy; ends with one JSON object
 	$(BIN)/python bench/policies.py

@@ -16,7 +16,8 @@ are SHA-256: `prev` is the hash of the previous body; arguments and results are 
 JSON (integers in full), results without members that are null, false or empty.
 
 An entry of a genome's lineage is signed the same way after the line `evoclaw genome 1`; its `prev`
-is the hash of the entry before it, its `digest` that of its genome, empty if the genome is.
+is the hash of the entry before it, its `digest` that of its genome, empty if the genome is. A key's
+approval of a candidate is signed after the line `evoclaw approval 1`: the hash of its proposal.
 
 Exit code: 0 if every entry is valid, 1 if there is a problem, 2 if the file cannot be read.
 """
@@ -37,6 +38,10 @@ from typing import Any, TypeGuard
 
 SIGNATURE_PREFIX = b"evoclaw receipt 1\n"
 GENOME_PREFIX = b"evoclaw genome 1\n"
+APPROVAL_PREFIX = b"evoclaw approval 1\n"
+STAGES = ("static", "validation", "safety", "approval", "shadow", "canary")
+"""The stages of the gate, in their order."""
+ENTRY_KINDS = ("change", "rollback", "evaluation", "opening", "proposal", "verdict", "campaign")
 TEXT_FIELDS = (
     "agent_id key chain prev boot_id request_id run_id tenant tool tool_hash args_sha256 "
     "result_sha256 status error_type isolation grant_sha256"
@@ -52,9 +57,11 @@ LINEAGE_FIELDS: dict[str, tuple[type, ...]] = {
     "at": (int, float),
 }
 LINEAGE_PROOF = """\
-Proven, for every valid lineage: the owner of the named key signed each entry, in this order, and
-each version has the content and the parent that its entry says. Not proven: whose key it is (but
-with --key); that the lineage ends here (but with --head); that the genome was used."""
+Proven, for every valid lineage: the owner of the named key signed each entry, in this order; each
+version has the content and the parent that its entry says; each promoted candidate passed every
+stage of the gate, in order, and was approved by a person or by a key that is not the signer's. Not
+proven: whose key it is (but with --key); that the lineage ends here (but with --head); that the
+genome was used; that the evidence of a stage is true."""
 PROOF_STATEMENT = """\
 Proven, for every valid receipt: the owner of the device's key signed that this call, with these
 arguments, ended with this result, at this position of the chain, and this file shows no other
@@ -79,6 +86,15 @@ class ReceiptEntry:
         if "number" in self.body:
             return f"entry {self.body['number']} ({self.hash[:8]}, line {self.line})"
         return f"receipt {self.body['counter']} ({self.hash[:8]}, line {self.line})"
+
+
+@dataclass
+class LineageCandidate:
+    """A proposed genome, and what the verdicts on it were so far."""
+
+    proposal: ReceiptEntry
+    passed: list[str] = field(default_factory=list[str])
+    rejected: bool = False
 
 
 class Bundle:
@@ -234,6 +250,8 @@ def _check_lineage_fields(body: dict[str, Any]) -> None:
             raise ValueError(f"{name} is missing or has the wrong type")
     if body["v"] != 1 or not is_object(body.get("genome", {})):
         raise ValueError("unknown version, or a genome that is not an object")
+    if body["kind"] not in ENTRY_KINDS:
+        raise ValueError(f"unknown kind {body['kind']!r}")
 
 
 def _check_fields(body: dict[str, Any]) -> None:
@@ -309,6 +327,7 @@ def check_lineage(entries: list[ReceiptEntry], key: str | None) -> list[str]:
     before: ReceiptEntry | None = None
     versions: list[dict[str, Any]] = [{}]  # version 0 is the configuration: it sets nothing
     current = ""
+    candidates: dict[int, LineageCandidate] = {}
     for number, entry in enumerate(entries, 1):
         body, genome = entry.body, object_member(entry.body, "genome")
         if key is not None and body["key"] != key:
@@ -323,12 +342,78 @@ def check_lineage(entries: list[ReceiptEntry], key: str | None) -> list[str]:
             found.append(f"{entry} does not refer to the hash of the entry before it")
         if body["digest"] != (digest(genome) if genome else ""):
             found.append(f"{entry}: its digest is not that of its genome")
+        found += _check_candidate(entry, candidates, current)
         if body["kind"] in ("change", "rollback"):
             found += _check_version(entry, versions, current)
             versions.append(genome)
             current = body["digest"]
         before = entry
     return found
+
+
+def _check_candidate(
+    entry: ReceiptEntry, candidates: dict[int, LineageCandidate], current: str
+) -> list[str]:
+    """The problems of a proposal, of a verdict on one, or of its promotion."""
+    body = entry.body
+    kind, number = body["kind"], body.get("candidate")
+    if kind == "proposal":
+        candidates[body["number"]] = LineageCandidate(entry)
+        return [] if body.get("parent") == current else [f"{entry}: its parent is not current"]
+    if kind != "verdict" and (kind == "rollback" or number is None):
+        return []
+    known = candidates.get(number) if isinstance(number, int) else None
+    if known is None:
+        return [f"{entry} is about candidate {number}, which was not proposed before"]
+    found: list[str] = []
+    if body["digest"] != known.proposal.body["digest"]:
+        found.append(f"{entry}: its genome is not that of candidate {number}")
+    if kind == "verdict":
+        return found + _check_verdict(entry, known)
+    if missing := [stage for stage in STAGES if stage not in known.passed]:
+        found.append(f"{entry} promotes candidate {number}, which did not pass {missing[0]}")
+    if known.rejected:
+        found.append(f"{entry} promotes candidate {number}, which was rejected")
+    if known.proposal.body.get("parent") != current:
+        found.append(f"{entry} promotes candidate {number}, which was compared with another genome")
+    return found
+
+
+def _check_verdict(entry: ReceiptEntry, candidate: LineageCandidate) -> list[str]:
+    body = entry.body
+    stage, passed = body.get("stage"), body.get("passed")
+    if stage not in STAGES or passed not in (True, False, None):
+        return [f"{entry}: unknown stage or verdict"]
+    if passed is False:
+        candidate.rejected = True
+        return []
+    found: list[str] = []
+    if candidate.rejected:
+        found.append(f"{entry} is on a candidate that was rejected before")
+    before = [name for name in STAGES[: STAGES.index(stage)] if name not in candidate.passed]
+    if before or stage in candidate.passed:
+        found.append(f"{entry}: the stage {stage} is out of order")
+    if passed:
+        candidate.passed.append(stage)
+        found += _check_approval(entry, candidate) if stage == "approval" else []
+    return found
+
+
+def _check_approval(entry: ReceiptEntry, candidate: LineageCandidate) -> list[str]:
+    """The problems of an approval: by a person, or by another key than that of the lineage."""
+    proof = object_member(entry.body, "scores")
+    if proof.get("approval") == "person":
+        return []
+    key, signature = proof.get("key"), proof.get("signature")
+    if proof.get("approval") != "key" or not isinstance(key, str) or not isinstance(signature, str):
+        return [f"{entry}: the approval is neither a person's nor a key's"]
+    if candidate.proposal.body.get("untrusted"):
+        return [f"{entry}: a key approved text of untrusted origin; only a person can"]
+    if key in (entry.body["key"], candidate.proposal.body["key"]):
+        return [f"{entry}: it was approved with the key that signs the lineage"]
+    if not _is_signature_valid(key, signature, candidate.proposal.hash, APPROVAL_PREFIX):
+        return [f"{entry}: the signature of the approval is wrong"]
+    return []
 
 
 def _check_version(entry: ReceiptEntry, versions: list[dict[str, Any]], current: str) -> list[str]:

@@ -16,6 +16,7 @@ VIEWS = {
     "chat": "Chat",
     "runs": "Runs",
     "agents": "Agents",
+    "evolution": "Evolution",
     "workflows": "Workflows",
     "approvals": "Approvals",
     "tools": "Tools & skills",

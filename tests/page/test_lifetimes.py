@@ -84,6 +84,7 @@ async def test_views_that_are_left_release_their_timers_and_listeners(looker: Lo
     run = await start_run(house.client, "say leave me")
     ended = await wait_for_state(house.client, run)
     items = [["runs", run], ["fleet", "garden"], ["chat", ended["session_id"]]]
+    items += [["evolution", "evoclaw"]]
     items += [["settings", name] for name in ("channels", "stops", "start")]
     await looker.page.add_init_script(COUNTING)
     await looker.enter("chat")

@@ -64,7 +64,12 @@ async def test_pages_of_one_item_fit_a_phone(phone: Looker, house: House) -> Non
         await wait_for_state(house.client, run)
     await phone.enter("runs")
     views = [["runs", runs[0]], ["runs", runs[0], "compare", runs[1]], ["fleet", "garden"]]
-    views += [["tools", "bash"], ["fleet?show=map"], *(["settings", name] for name in SECTIONS)]
+    views += [
+        ["tools", "bash"],
+        ["evolution", "evoclaw"],
+        ["fleet?show=map"],
+        *(["settings", name] for name in SECTIONS),
+    ]
     for view in views:
         await phone.go(*view)
         await check(phone)

@@ -37,6 +37,7 @@ from evoclaw.wiring.http import access_for
 from evoclaw.wiring.record_key import record_cipher
 from evoclaw.wiring.runtime import Runtime
 from tests.settings.chat_rows import CHAT_ROWS
+from tests.settings.evolution_rows import EVOLUTION_ROWS
 from tests.settings.notify_rows import NOTIFY_ROWS
 from tests.settings.rows import (
     EXTENSIONS,
@@ -746,6 +747,7 @@ SERVICE_ROWS: Rows = {
     ),
     **_webhook_rows(),
     **CHAT_ROWS,
+    **EVOLUTION_ROWS,
     **NOTIFY_ROWS,
     "data": Refused('data = "/elsewhere"\n', "set EVOCLAW_HOME to use another folder"),
 }  # fmt: skip

@@ -17,17 +17,22 @@ from evoclaw.api.dependencies import ApiDependencies, ReloadResult
 from evoclaw.api.server import serving
 from evoclaw.api.settings import ServerSettings
 from evoclaw.config.toml_edit import update_values
-from evoclaw.core.agent import Agent
+from evoclaw.core.agent import Agent, LoopSettings
 from evoclaw.core.bound_tools import BoundTool
-from evoclaw.core.messages import JSON
+from evoclaw.core.genome import Genome
+from evoclaw.core.messages import JSON, user
 from evoclaw.core.ports import Policy, Ports, Provider
-from evoclaw.evolution.cases import CaseFolder
+from evoclaw.core.state import new_run
+from evoclaw.evolution.cases import CaseFile, CaseFolder
+from evoclaw.evolution.evaluation import CaseRun, OpenRun
+from evoclaw.evolution.evaluation_service import EvaluationService
 from evoclaw.evolution.lineage import GenomeLineage
+from evoclaw.evolution.recorded_results import RecordedResults
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.governance.shared_stops import StopRegistry
-from evoclaw.governance.stops import StopFile
+from evoclaw.governance.stops import StopFile, Stops
 from evoclaw.observe.audit.service import AuditService, RefusedRequest
 from evoclaw.observe.audit.writer import open_audit
 from evoclaw.orchestrator.agents.memory import Memory
@@ -43,6 +48,7 @@ from evoclaw.orchestrator.runs.runs import Runs
 from evoclaw.orchestrator.sessions.conversations import Conversations
 from evoclaw.providers.scripted import Scripted, says
 from evoclaw.skills.registry import SkillRegistry
+from evoclaw.store import evaluations as evaluation_store
 from evoclaw.store import genomes as genome_store
 from evoclaw.store import memory as memory_store
 from evoclaw.store import notifications as notification_store
@@ -70,6 +76,7 @@ from evoclaw.store.sessions.sessions import Session, SessionStore
 from evoclaw.store.workflows import tables as workflow_store
 from evoclaw.store.workflows.workflows import WorkflowStore
 from evoclaw.tools.define import tool
+from evoclaw.tools.fake import FakeOps
 from evoclaw.tools.question import question
 from evoclaw.transport.memory import MemoryBroker, MemoryLink
 from evoclaw.trust.pairing import Devices
@@ -99,6 +106,7 @@ SCHEMAS = (
     notification_store.SCHEMA,
     rating_store.SCHEMA,
     genome_store.SCHEMA,
+    evaluation_store.SCHEMA,
 )
 WORKFLOW = Workflow(
     "greet",
@@ -176,6 +184,13 @@ class ServiceHarness:
         self.genomes = GenomeLineage(
             genome_store.GenomeStore(database), key.public_key, key.sign_genome
         )
+        self.evaluations = EvaluationService(
+            evaluation_store.EvaluationStore(database),
+            self.genomes,
+            CaseFolder(folder / "cases"),
+            self._open_case_runs,
+            stopped=self._stopped,
+        )
         self.talks = Conversations(
             store,
             {AGENT.name: AGENT},
@@ -206,6 +221,24 @@ class ServiceHarness:
         executor = LocalExecutor((self._work(), question), given=given)
         approver = self.approvals.approver(session.id)
         return Ports(self.provider, executor, self.rules, approver)
+
+    @asynccontextmanager
+    async def _open_case_runs(self, agent: str, genome: Genome) -> AsyncGenerator[OpenRun]:
+        """Runs of cases: the model says the prompt of the genome, once it may go on."""
+
+        @asynccontextmanager
+        async def open_run(case: CaseFile, workspace: Path) -> AsyncGenerator[CaseRun]:
+            await self.may_go_on.wait()
+            recorded = RecordedResults(case)
+            ports = Ports(Scripted(says(genome.prompt or "nothing")), recorded, self.rules)
+            state = new_run([user(case.case.message)])
+            yield CaseRun(state, ports, LoopSettings(), FakeOps(), recorded)
+
+        yield open_run
+
+    def _stopped(self, agent: str) -> str:
+        stop = Stops(StopFile(self.folder / "stops.json"), agent=agent).cancelling_stop()
+        return "" if stop is None else stop.description
 
     def _work(self) -> BoundTool:
         @tool("shell", resources=(), timeout=60, idempotent=True)
@@ -253,6 +286,7 @@ class ServiceHarness:
             workflows=self.workflows,
             genomes=self.genomes,
             cases=CaseFolder(self.folder / "cases"),
+            evaluations=self.evaluations,
             metrics=lambda: "evoclaw_test 1\n",
             metrics_reader=MetricsReader(MetricsStore(self.database)),
             checks={"store": self._check},
@@ -330,6 +364,7 @@ async def running_service(
         ),
         house.runs.serving(),
         house.workflows.serving(),
+        house.evaluations.serving(alone=True),
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(LIMIT)) as http,
         serving(app, chosen) as url,
     ):

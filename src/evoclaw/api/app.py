@@ -20,7 +20,9 @@ from evoclaw.api.openapi import OpenApiDocument
 from evoclaw.api.routes import (
     agents,
     approvals,
+    candidates,
     definitions,
+    evaluations,
     events,
     fleet,
     genomes,
@@ -106,6 +108,8 @@ def api_routes() -> list[HTTPRouteHandler]:
         *workflows.ROUTES,
         *definitions.ROUTES,
         *genomes.ROUTES,
+        *candidates.ROUTES,
+        *evaluations.ROUTES,
         *health.ROUTES,
         *openapi.ROUTES,
     ]

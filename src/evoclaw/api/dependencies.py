@@ -15,6 +15,7 @@ from evoclaw.core.ledgers import Ledger
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Tool, UnavailableTool
 from evoclaw.evolution.cases import CaseFolder
+from evoclaw.evolution.evaluation_service import EvaluationService
 from evoclaw.evolution.lineage import GenomeLineage
 from evoclaw.governance.shared_stops import StopRegistry
 from evoclaw.observe.audit.service import AuditService, RefusedRequest
@@ -116,6 +117,8 @@ class ApiDependencies:
     """The genomes of the agents, with their lineages."""
     cases: CaseFolder | None = None
     """The cases for evaluations."""
+    evaluations: EvaluationService | None = None
+    """Runs evaluations in the background."""
     metrics: Callable[[], str | bytes | Awaitable[bytes]] | None = None
     """Renders all metrics in the Prometheus format."""
     on_response: Callable[[str, str, int, float], None] = ignore_request

@@ -24,7 +24,14 @@ from evoclaw.core.errors import (
     ProviderErrorKind,
 )
 from evoclaw.core.messages import JSON
-from evoclaw.evolution.lineage import GenomeNotFound
+from evoclaw.evolution.approval import ApprovalRefused
+from evoclaw.evolution.evaluation_service import (
+    EvaluationEnded,
+    EvaluationNotFound,
+    EvaluationRunning,
+    EvaluationStopped,
+)
+from evoclaw.evolution.lineage import GenomeChanged, GenomeNotFound, SealedOpened
 from evoclaw.governance.shared_stops import StopNotShared
 from evoclaw.orchestrator.orchestrator import EdgeOffline
 from evoclaw.orchestrator.runs.compaction import CannotCompact
@@ -134,6 +141,13 @@ _STATUS_BY_ERROR: Mapping[type[EvoClawError], tuple[int, str]] = {
     RunNotFound: (404, "not_found"),
     AgentNotFound: (404, "not_found"),
     GenomeNotFound: (404, "not_found"),
+    GenomeChanged: (409, "genome_changed"),
+    ApprovalRefused: (409, "not_waiting"),
+    SealedOpened: (409, "opened_before"),
+    EvaluationNotFound: (404, "not_found"),
+    EvaluationRunning: (409, "busy"),
+    EvaluationEnded: (409, "ended"),
+    EvaluationStopped: (409, "stopped"),
     workflows.UnknownWorkflow: (404, "not_found"),
     workflows.WorkflowRunNotFound: (404, "not_found"),
     EdgeOffline: (409, "offline"),

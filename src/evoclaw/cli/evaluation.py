@@ -18,7 +18,6 @@ from evoclaw.cli.options import POSITIVE, CliCommand, json_option
 from evoclaw.cli.output import print_err, print_out
 from evoclaw.cli.terminal_text import clean, one_line, print_table
 from evoclaw.core.errors import ConfigError
-from evoclaw.core.messages import JSON
 
 if TYPE_CHECKING:
     from evoclaw.evolution.cases import CaseFile, Split
@@ -84,7 +83,7 @@ async def _evaluate(
     parallel: int,
 ) -> Evaluation:
     from evoclaw.evolution.cases import Split
-    from evoclaw.evolution.evaluation import evaluate
+    from evoclaw.evolution.evaluation import evaluate, lineage_scores
     from evoclaw.wiring.evaluation import open_case_runner, open_lineage
 
     wanted = [Split(split) for split in splits] or [Split.TRAIN, Split.VALIDATION]
@@ -95,7 +94,7 @@ async def _evaluate(
             if Split.SEALED in wanted:
                 if why := identify_answerer().refusal_reason("local"):
                     raise ConfigError(why)
-                await lineage.open_sealed(agent, genome, release, by=_user())
+                await lineage.open_sealed(agent, genome, release, by=current_user())
             done = await evaluate(
                 chosen,
                 runner.open_run,
@@ -103,7 +102,8 @@ async def _evaluate(
                 parallel=parallel,
                 on_attempt=_progress(len(chosen) * repeat),
             )
-        await lineage.add_evaluation(agent, genome, _scores(done, release), by=_user())
+        scores = lineage_scores(done, release)
+        await lineage.add_evaluation(agent, genome, scores, by=current_user())
     return done
 
 
@@ -129,20 +129,8 @@ def _cases(agent: str, names: tuple[str, ...], splits: Sequence[Split]) -> list[
     return chosen_cases(found, agent, names, splits)
 
 
-def _scores(done: Evaluation, release: str) -> dict[str, JSON]:
-    """What the lineage records: the figures, not the runs."""
-    total = done.total
-    scores: dict[str, JSON] = {
-        **msgspec.to_builtins(total),
-        "cases": msgspec.to_builtins(done.cases),
-        "splits": msgspec.to_builtins(done.splits),
-        "cost": done.cost,
-        "coverage": done.coverage,
-    }
-    return scores | ({"release": release} if release else {})
-
-
-def _user() -> str:
+def current_user() -> str:
+    """The name of the user of this process, for the lineage."""
     import getpass
 
     try:

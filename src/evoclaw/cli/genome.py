@@ -78,7 +78,9 @@ def _diff(agent: str, old: int, new: int | None, *, as_json: bool) -> int:
     return with_client(diff)
 
 
-@genome.command("history", help="List the versions and evaluations of an agent's genome")
+@genome.command(
+    "history", help="List the versions, evaluations and candidates of an agent's genome"
+)
 @_AGENT
 @json_option()
 def _history(agent: str, *, as_json: bool) -> int:
@@ -204,10 +206,15 @@ def _print_head(found: dict[str, JSON]) -> None:
 
 
 def _about(entry: dict[str, JSON]) -> str:
-    """The reason of a version, or the result of an evaluation."""
+    """The reason of a version, the result of an evaluation, or the verdict on a candidate."""
     scores = entry.get("scores")
-    if is_object(scores) and scores:
+    if entry.get("kind") == "evaluation" and is_object(scores):
         return f"{scores.get('passed')} of {scores.get('attempts')} passed"
+    if entry.get("kind") == "verdict":
+        passed = entry.get("passed")
+        verdict = "goes on" if passed is None else "passed" if passed else "failed"
+        why = f": {text_of(entry, 'reason')}" if entry.get("reason") else ""
+        return f"candidate {entry.get('candidate')}, {text_of(entry, 'stage')}: {verdict}{why}"
     return text_of(entry, "reason")
 
 

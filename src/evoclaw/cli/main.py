@@ -60,6 +60,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "eval": "Run the cases of an agent in sandboxes, and print how many pass",
         "cases": "List, show, check and add cases for evaluations",
         "genome": "Show, change, roll back and verify genomes of agents and edges",
+        "evolve": "Improve an agent's genome: run a campaign, list and approve candidates",
     },
     "Look into": {
         "status": "Show the status of the service, its edges, runs and budgets",

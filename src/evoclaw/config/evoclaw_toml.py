@@ -27,6 +27,7 @@ from evoclaw.config.shared_settings import (
 )
 from evoclaw.config.toml_document import KeyPath, TomlDocument, describe_unknown
 from evoclaw.core.errors import ConfigError
+from evoclaw.core.evolution_settings import AgentEvolution, ProposerName
 from evoclaw.evolution.settings import EvolutionSettings
 from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.budget.settings import BudgetSettings, check_budget
@@ -88,6 +89,7 @@ def _check_agent(
     _check_fields(document, (*keys, "inputs"), agent.inputs)
     _check_fields(document, (*keys, "outputs"), agent.outputs)
     _check_models(document, (*keys, "model"), agent.model)
+    _check_evolution(document, (*keys, "evolution"), agent.evolution)
     if agent.budget.per:
         problem = (
             "'per' is not known here: this budget limits one run; [budget.agent] limits all runs "
@@ -95,6 +97,19 @@ def _check_agent(
         )
         raise document.error((*keys, "budget", "per"), problem)
     return _with_prompt(document, keys, agent)
+
+
+def _check_evolution(document: TomlDocument, keys: KeyPath, settings: AgentEvolution) -> None:
+    if len(set(settings.proposers)) != len(settings.proposers):
+        problem = "evolution: a proposer is listed twice; remove one of them"
+        raise document.error((*keys, "proposers"), problem)
+    if not settings.is_on and settings != AgentEvolution():
+        problem = (
+            "evolution: without `proposers` these settings have no effect; add "
+            f'proposers = ["{ProposerName.GEPA}"], or remove the table. '
+            f"Known proposers: {', '.join(ProposerName)}"
+        )
+        raise document.error(keys, problem)
 
 
 def _check_fields(document: TomlDocument, keys: KeyPath, names: Iterable[str]) -> None:

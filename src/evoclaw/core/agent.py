@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from msgspec import UNSET, Struct, UnsetType
 
+from evoclaw.core.evolution_settings import AgentEvolution
 from evoclaw.core.genome import CONFIGURED, Genome
 from evoclaw.core.tools import ALL_PERMISSIONS
 
@@ -122,6 +123,8 @@ class Agent(Struct, frozen=True, omit_defaults=True):
     """The person or team responsible for it."""
     genome: Genome = CONFIGURED
     """What it is tuned with; the fields above have its prompt, limits and models already."""
+    evolution: AgentEvolution = AgentEvolution()
+    """How its genome evolves."""
 
     @property
     def names_edge(self) -> bool:

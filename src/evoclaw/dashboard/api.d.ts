@@ -105,6 +105,12 @@ declare namespace Api {
     data: string;
   }
 
+  /** Why a run of a case failed. */
+  interface AttemptProblem {
+    case: string;
+    problem: string;
+  }
+
   /** Records of the audit log, the oldest first. */
   interface AuditPage {
     items: Array<JsonObject<any>>;
@@ -120,6 +126,27 @@ declare namespace Api {
     checkpoints: number;
     signed: number;
     dropped?: Array<string>;
+  }
+
+  /** An evaluation that the service runs, or ran. */
+  interface BackgroundEvaluation {
+    id: string;
+    agent: string;
+    state: EvaluationState;
+    by: string;
+    version: number | null;
+    candidate: number | null;
+    digest: string;
+    cases: Array<string>;
+    repeat: number;
+    runs: number;
+    done: number;
+    passed: number;
+    problems: Array<AttemptProblem>;
+    started_at: number;
+    ended_at: number | null;
+    error: string;
+    result: number | null;
   }
 
   /** The machine of a started call went offline, or came back. */
@@ -169,6 +196,41 @@ declare namespace Api {
   /** The result of a cancellation. */
   interface CancelResult {
     cancelled: boolean;
+  }
+
+  /** A candidate with what it would change. */
+  interface CandidateDetail {
+    candidate: CandidateView;
+    last: number;
+    before: JsonObject<any>;
+    genome: JsonObject<any>;
+    changes: JsonObject<any>;
+  }
+
+  /** The candidates of an agent. */
+  interface CandidateList {
+    items: Array<CandidateView>;
+    last: number;
+  }
+
+  /** Where a candidate is. */
+  type CandidateState = "open" | "passed" | "promoted" | "rejected" | "rolled_back" | "superseded";
+
+  /** A proposed genome, and what the gate has said so far. */
+  interface CandidateView {
+    number: number;
+    state: CandidateState;
+    stage: Stage | null;
+    at: number;
+    by: string;
+    reason: string;
+    runs: Array<string>;
+    untrusted: boolean;
+    digest: string;
+    parent: string;
+    parent_version: number;
+    version: number | null;
+    stages: Array<StageView>;
   }
 
   /** The canvas of a session. */
@@ -420,6 +482,47 @@ declare namespace Api {
   /** Why a call did not succeed: the values of `error_type` on the wire. */
   type ErrorKind = "agent_offline" | "cancelled" | "conflict" | "execution_failed" | "expired" | "internal" | "invalid_params" | "not_found" | "permission_denied" | "queue_full" | "resource" | "sandbox_unavailable" | "timeout" | "too_large" | "unknown" | "version_mismatch";
 
+  /** The evaluations of an agent. */
+  interface EvaluationList {
+    items: Array<BackgroundEvaluation>;
+    results: Array<EvaluationResult>;
+  }
+
+  /** The result of an evaluation, as the lineage has it. */
+  interface EvaluationResult {
+    number: number;
+    at: number;
+    by: string;
+    version: number | null;
+    candidate: number | null;
+    digest: string;
+    evaluation: string;
+    release: string;
+    total: Rate;
+    cases: JsonObject<Rate>;
+    splits: JsonObject<Rate>;
+    cost: number | null;
+    coverage: number | null;
+  }
+
+  /** Where an evaluation is. */
+  type EvaluationState = "cancelled" | "completed" | "failed" | "interrupted" | "running";
+
+  /** Where the genomes of all agents are. */
+  interface EvolutionOverview {
+    items: Array<EvolutionStatus>;
+  }
+
+  /** Where the genome of an agent is. */
+  interface EvolutionStatus {
+    agent: string;
+    version: number;
+    candidates: number;
+    waiting: Array<number>;
+    evaluating: boolean;
+    result: EvaluationResult | null;
+  }
+
   /** Replies that could not be delivered, the newest first. */
   interface FailedDeliveryList {
     items: Array<DeadLetter>;
@@ -515,7 +618,7 @@ declare namespace Api {
     prev: string;
     at: number;
     key: string;
-    kind: "change" | "evaluation" | "opening" | "rollback";
+    kind: "campaign" | "change" | "evaluation" | "opening" | "proposal" | "rollback" | "verdict";
     digest: string;
     by: string;
     version?: number | null;
@@ -525,6 +628,10 @@ declare namespace Api {
     reason?: string;
     runs?: Array<string>;
     scores?: JsonObject<any>;
+    candidate?: number | null;
+    stage?: string;
+    passed?: boolean | null;
+    untrusted?: boolean;
   }
 
   /** The process is alive. */
@@ -734,6 +841,15 @@ declare namespace Api {
     options?: Array<string>;
     multiple?: boolean;
     own_words?: boolean;
+  }
+
+  /** A share of attempts, with its 95 % interval (Wilson). */
+  interface Rate {
+    passed: number;
+    attempts: number;
+    rate: number;
+    low: number;
+    high: number;
   }
 
   /** The outcome of a run, and what a person said of it. */
@@ -1042,6 +1158,19 @@ declare namespace Api {
   /** Who may see a case. */
   type Split = "sealed" | "train" | "validation";
 
+  /** The stages of the gate, in their order. */
+  type Stage = "approval" | "canary" | "safety" | "shadow" | "static" | "validation";
+
+  /** The last verdict of a stage of the gate. */
+  interface StageView {
+    stage: Stage;
+    passed: boolean | null;
+    by: string;
+    at: number;
+    reason: string;
+    evidence: JsonObject<any>;
+  }
+
   /** A person's answer to a step. */
   type StepDecision = "approve" | "deny" | "fail" | "retry" | "skip";
 
@@ -1318,8 +1447,12 @@ declare namespace Api {
 
   /** The answer to GET of a path. */
   type Get<P extends string> =
+    P extends `/v1/agents/${string}/candidates/${string}` ? CandidateDetail :
+    P extends `/v1/agents/${string}/evaluations/${string}` ? BackgroundEvaluation :
     P extends `/v1/runs/${string}/compare/${string}` ? RunComparison :
+    P extends `/v1/agents/${string}/candidates` ? CandidateList :
     P extends `/v1/agents/${string}/definition` ? DefinitionText :
+    P extends `/v1/agents/${string}/evaluations` ? EvaluationList :
     P extends `/v1/agents/${string}/model-check` ? ModelCheck :
     P extends `/v1/budgets/runs/${string}` ? AccountView :
     P extends `/v1/fleet/${string}/tools` ? EdgeToolList :
@@ -1358,6 +1491,7 @@ declare namespace Api {
     P extends "/v1/channels" ? ChannelList :
     P extends "/v1/damage" ? DamageList :
     P extends "/v1/events" ? StreamedEvent :
+    P extends "/v1/evolution" ? EvolutionOverview :
     P extends "/v1/figures" ? MetricsView :
     P extends "/v1/fleet" ? EdgeList :
     P extends "/v1/genomes" ? GenomeList :
@@ -1380,7 +1514,10 @@ declare namespace Api {
 
   /** The answer to POST of a path. */
   type Post<P extends string> =
+    P extends `/v1/agents/${string}/candidates/${string}/decision` ? CandidateView :
+    P extends `/v1/agents/${string}/evaluations/${string}/cancel` ? BackgroundEvaluation :
     P extends `/v1/workflows/${string}/steps/${string}/approve` ? ApprovableStep :
+    P extends `/v1/agents/${string}/evaluations` ? BackgroundEvaluation :
     P extends `/v1/agents/${string}/invoke` ? InvokeResponse :
     P extends `/v1/agents/${string}/invoke-iterative` ? IterativeResponse :
     P extends `/v1/agents/${string}/model-check` ? ModelCheck :
@@ -1414,6 +1551,7 @@ declare namespace Api {
     P extends "/v1/push/subscriptions" ? PushSubscriptionView :
     P extends "/v1/settings/reload" ? ReloadResult :
     P extends `/v1/channel-pairings/${string}` ? ChannelPairingCode :
+    P extends "/v1/cases" ? CaseView :
     P extends "/v1/responses" ? ResponseObject :
     P extends "/v1/runs" ? RunView :
     P extends "/v1/sessions" ? SessionView :

@@ -20,7 +20,7 @@ from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.events import CallFinished, CallStarted, RunFinished, StopReason
 from evoclaw.core.loop import run_loop
-from evoclaw.core.messages import ToolResult
+from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.core.ops import ExecOps
 from evoclaw.core.ports import Ports
 from evoclaw.core.run import Bus, recorded
@@ -70,6 +70,8 @@ class Attempt(Struct, frozen=True, kw_only=True):
     """In US dollars; null if the price is unknown."""
     coverage: float | None
     """The share of calls that were answered from the record; null if calls were executed."""
+    denied: int = 0
+    """Calls that a policy denied."""
     transcript: str = ""
     """What the run did, shortened: calls, the first words of errors, the answer."""
 
@@ -78,10 +80,15 @@ class Rate(Struct, frozen=True):
     """A share of attempts, with its 95 % interval (Wilson)."""
 
     passed: int
+    """Attempts that passed."""
     attempts: int
+    """All attempts."""
     rate: float
+    """The share that passed."""
     low: float
+    """The lower end of the interval."""
     high: float
+    """The upper end of the interval."""
 
 
 class Evaluation(Struct, frozen=True, kw_only=True):
@@ -154,6 +161,18 @@ def summed_up(attempts: Sequence[Attempt]) -> Evaluation:
     )
 
 
+def lineage_scores(done: Evaluation, release: str = "") -> dict[str, JSON]:
+    """What the lineage records of an evaluation: the figures, not the runs."""
+    scores: dict[str, JSON] = {
+        **msgspec.to_builtins(done.total),
+        "cases": msgspec.to_builtins(done.cases),
+        "splits": msgspec.to_builtins(done.splits),
+        "cost": done.cost,
+        "coverage": done.coverage,
+    }
+    return scores | ({"release": release} if release else {})
+
+
 def _rates(attempts: Sequence[Attempt], key: Callable[[Attempt], str]) -> dict[str, Rate]:
     names = dict.fromkeys(key(attempt) for attempt in attempts)
     return {name: _rate([a for a in attempts if key(a) == name]) for name in names}
@@ -209,7 +228,7 @@ async def _run_and_check(case: CaseFile, run: CaseRun, workspace: Path) -> Attem
     return Attempt(
         case=case.name, split=case.case.split, passed=not problems, problems=tuple(problems),
         stop=outcome.stop, turns=outcome.turns, calls=len(made), cost=outcome.cost,
-        coverage=None if run.recorded is None else run.recorded.coverage,
+        coverage=None if run.recorded is None else run.recorded.coverage, denied=outcome.denied,
         transcript=_transcript(lines, answer),
     )  # fmt: skip
 

@@ -20,17 +20,20 @@ from evoclaw.core.errors import EvoClawError
 from evoclaw.core.genome import AGENT_TUNABLES, CONFIGURED, Genome
 from evoclaw.core.genome_patches import genome_refused, merged
 from evoclaw.core.messages import JSON, is_object
+from evoclaw.evolution.canary import Canary
 from evoclaw.store.genomes import GenomeChanged, GenomeStore, LineageHead, StoredEntry
 
 CURRENT_CACHE_S = 2.0
-"""Seconds for which an orchestrator uses the versions it knows, though another one that shares the
-database may have changed them."""
+"""Seconds for which an orchestrator uses the versions it knows, though another process that shares
+the database may have changed them."""
 MAX_CACHED_GENOMES = 256
 
 Check: TypeAlias = Callable[[str, Genome], None]
 """Refuses a genome that the configuration of an agent does not allow, with `ToolFailure`."""
 Sign: TypeAlias = Callable[[bytes], str]
-EntryKind: TypeAlias = Literal["change", "rollback", "evaluation", "opening", "proposal", "verdict"]
+EntryKind: TypeAlias = Literal[
+    "change", "rollback", "evaluation", "opening", "proposal", "verdict", "campaign"
+]
 
 
 class LineageEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -50,7 +53,7 @@ class LineageEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The public key that signed it."""
     kind: EntryKind
     """What it records; an `opening` is one of the sealed cases; a `proposal` is a genome that is
-    not used until verdicts on it allow that."""
+    not used until verdicts on it allow that; a `campaign` is a round of proposers."""
     digest: str
     """That of the genome; empty for the configuration."""
     by: str
@@ -125,17 +128,38 @@ class GenomeLineage:
         """
         self._store, self._key, self._sign, self._check = store, key, sign, check
         self._clock, self._monotonic = clock, monotonic
-        self._is_shared = store.database.dialect == "postgres"
         self._current: Mapping[str, str] = {}
         self._read_at: float | None = None
+        self._canaries: dict[str, tuple[float, int, Canary | None]] = {}
         self._found: dict[tuple[str, str], Genome] = {}
 
-    async def current(self, agent: str) -> str:
-        """The digest of an agent's current genome; empty for the configuration."""
+    async def current(self, agent: str, session: str = "") -> str:
+        """The digest of the genome that a new session gets; empty for the configuration.
+
+        A share of the sessions gets the genome of a candidate that is at its canary stage. Without
+        a session, it is the current genome.
+        """
         now = self._monotonic()
-        if self._read_at is None or (self._is_shared and now - self._read_at > CURRENT_CACHE_S):
+        if self._read_at is None or now - self._read_at > CURRENT_CACHE_S:
             self._current, self._read_at = await self._store.current(), now
-        return self._current.get(agent, "")
+        digest = self._current.get(agent, "")
+        canary = await self._canary(agent) if session else None
+        return canary.digest if canary is not None and canary.has(session) else digest
+
+    async def _canary(self, agent: str) -> Canary | None:
+        """The candidate that some sessions use; the lineage is read only after a new entry."""
+        read_at = self._read_at or 0.0
+        at, known, canary = self._canaries.get(agent, (-1.0, 0, None))
+        if at != read_at:
+            number = await self.last_number(agent)
+            if number != known:
+                canary = canary_of(await self.history(agent))
+            self._canaries[agent] = read_at, number, canary
+        return canary
+
+    async def last_number(self, agent: str) -> int:
+        """The number of the last entry; 0 without one."""
+        return await self._store.last_number(agent)
 
     async def find(self, agent: str, digest: str) -> Genome:
         """The genome of this content; raises `GenomeNotFound`."""
@@ -231,13 +255,15 @@ class GenomeLineage:
 
     async def add_evaluation(
         self, agent: str, genome: Genome, scores: dict[str, JSON], *, by: str
-    ) -> None:
+    ) -> LineageEntry:
         """Record the result of an evaluation; the current version stays."""
 
         def make(head: LineageHead) -> StoredEntry:
             return self._entry(agent, head, genome, "evaluation", by, "", (), scores)
 
-        await self._store.append(agent, make)
+        added = await self._store.append(agent, make)
+        assert added is not None
+        return read_entry(added)
 
     async def propose(
         self,
@@ -248,19 +274,26 @@ class GenomeLineage:
         reason: str = "",
         runs: Sequence[str] = (),
         untrusted: bool = False,
+        evidence: dict[str, JSON] | None = None,
+        after: int | None = None,
     ) -> LineageEntry | None:
         """Record a candidate: a patch of the current genome, which stays current.
 
-        None if the patch changes nothing. Raises `ToolFailure` for a patch that is not allowed.
+        None if the patch changes nothing. Raises `ToolFailure` for a patch that is not allowed, and
+        `GenomeChanged` as `add_verdict` does if `after` is given.
         """
 
         def make(head: LineageHead) -> StoredEntry | None:
+            if after is not None:
+                self._check_last(agent, head, after)
             now = _current_of(head)
             new = replace(merged(now, patch, CONFIGURED, AGENT_TUNABLES), restored=None)
             self._check(agent, new)
             if new.digest == now.digest:
                 return None
-            return self._entry(agent, head, new, "proposal", by, reason, runs, untrusted=untrusted)
+            return self._entry(
+                agent, head, new, "proposal", by, reason, runs, evidence, untrusted=untrusted
+            )
 
         added = await self._store.append(agent, make)
         return None if added is None else read_entry(added)
@@ -289,6 +322,19 @@ class GenomeLineage:
                 agent, head, genome_of(candidate), "verdict", by, reason, (), evidence,
                 candidate=candidate.number, stage=stage, passed=passed,
             )  # fmt: skip
+
+        added = await self._store.append(agent, make)
+        assert added is not None
+        self._read_at = None
+        return read_entry(added)
+
+    async def add_campaign(
+        self, agent: str, *, by: str, reason: str, evidence: dict[str, JSON]
+    ) -> LineageEntry:
+        """Record that a round of proposers has ended, and what it spent."""
+
+        def make(head: LineageHead) -> StoredEntry:
+            return self._entry(agent, head, _current_of(head), "campaign", by, reason, (), evidence)
 
         added = await self._store.append(agent, make)
         assert added is not None
@@ -382,6 +428,11 @@ class GenomeLineage:
         )  # fmt: skip
 
 
+def entry_hash(entry: LineageEntry) -> str:
+    """The hash that identifies an entry; the next one names it."""
+    return sha256(canonical(msgspec.json.decode(msgspec.json.encode(entry)))).hexdigest()
+
+
 def read_entry(stored: StoredEntry) -> LineageEntry:
     """The content of a stored entry."""
     return msgspec.json.decode(stored.body, type=LineageEntry)
@@ -391,6 +442,20 @@ def genome_of(entry: LineageEntry) -> Genome:
     """The genome of an entry."""
     found = msgspec.convert(entry.genome, Genome)
     return replace(found, version=entry.version or 0, restored=entry.restored)
+
+
+def canary_of(entries: Sequence[LineageEntry]) -> Canary | None:
+    """The candidate whose last verdict says that its canary stage has begun, and goes on."""
+    found: dict[int, Canary] = {}
+    for entry in entries:
+        if entry.version is not None:
+            found.clear()  # a new current genome ends every canary
+        elif entry.kind == "verdict" and entry.candidate is not None:
+            found.pop(entry.candidate, None)
+            share = entry.scores.get("share")
+            if entry.stage == "canary" and entry.passed is None and isinstance(share, int | float):
+                found[entry.candidate] = Canary(entry.digest, float(share))
+    return next(iter(found.values()), None)
 
 
 def changes_between(old: Genome, new: Genome) -> dict[str, JSON]:

@@ -35,6 +35,11 @@ SCHEMA = Schema(
             ) STRICT, WITHOUT ROWID""",
             "CREATE INDEX genome_entries_by_digest ON genome_entries (agent, digest)",
         ),
+        # A campaign adds many entries that make no version.
+        (
+            "CREATE INDEX genome_versions ON genome_entries (agent, number) "
+            "WHERE version IS NOT NULL",
+        ),
     ),
     checksummed=(("genome_entries", ("body",)),),
     sealed=True,
@@ -50,9 +55,11 @@ BY_VERSION = f"SELECT {_COLUMNS} FROM genome_entries WHERE agent = ? AND version
 BY_DIGEST = (
     f"SELECT {_COLUMNS} FROM genome_entries WHERE agent = ? AND digest = ? ORDER BY number LIMIT 1"
 )
+LAST_NUMBER = "SELECT coalesce(max(number), 0) FROM genome_entries WHERE agent = ?"
 CURRENT = """
-SELECT agent, digest FROM genome_entries e WHERE number = (
-    SELECT max(number) FROM genome_entries WHERE agent = e.agent AND version IS NOT NULL)
+SELECT e.agent, e.digest FROM genome_entries e JOIN (
+    SELECT agent, max(number) AS number FROM genome_entries WHERE version IS NOT NULL GROUP BY agent
+) v ON e.agent = v.agent AND e.number = v.number
 """
 HAS_VERSION = "SELECT 1 FROM genome_entries WHERE agent = ? AND version IS NOT NULL LIMIT 1"
 PUT = f"""
@@ -158,9 +165,14 @@ class GenomeStore:
         return await self.database.read(lambda c: self._one(c, BY_DIGEST, agent, digest))
 
     async def current(self) -> dict[str, str]:
-        """The digest of the current genome of each agent that has a lineage."""
+        """The digest of the current genome of each agent that has a version of one."""
         rows = await self.database.read(lambda c: c.execute(CURRENT).fetchall(), allow_stale=True)
         return dict(rows)
+
+    async def last_number(self, agent: str) -> int:
+        """The number of the last entry of a lineage; 0 without one."""
+        row = await self.database.read(lambda c: c.execute(LAST_NUMBER, (agent,)).fetchone())
+        return row[0]
 
     def _one(self, connection: Connection, statement: str, *values: object) -> StoredEntry | None:
         row = connection.execute(statement, values).fetchone()

@@ -26,6 +26,8 @@ SIGNATURE_CONTEXT = b"evoclaw receipt 1\n"
 """Signed together with the body, so that no other signature of the key passes for a receipt."""
 GENOME_CONTEXT = b"evoclaw genome 1\n"
 """The same for entries of lineages."""
+APPROVAL_CONTEXT = b"evoclaw approval 1\n"
+"""The same for approvals of candidates of a genome: the hash of the proposal follows."""
 MAX_RECEIPT_CHARS = 32_768
 """Maximum length of a receipt's body; a longer one is refused unread."""
 MAX_NAME_CHARS = 200
@@ -231,6 +233,10 @@ class DeviceKey:
         """Sign an entry of a genome's lineage."""
         return encode_base64url(self._key.sign(GENOME_CONTEXT + entry))
 
+    def sign_approval(self, proposal_hash: str) -> str:
+        """Sign the approval of a candidate of a genome, by the hash of its proposal."""
+        return encode_base64url(self._key.sign(APPROVAL_CONTEXT + proposal_hash.encode()))
+
 
 def encode_receipt(receipt: Receipt) -> bytes:
     """The bytes that are signed: canonical, since a receipt has only texts and integers."""
@@ -266,6 +272,11 @@ def read_unverified_receipt(signed: JSON) -> tuple[Receipt, SignedReceipt]:
     if receipt.v != 1 or encode_receipt(receipt) != body:
         raise ReceiptRefused(ReceiptFlaw.MALFORMED, "the receipt is not in canonical form")
     return receipt, found
+
+
+def is_approval_valid(key: str, signature: str, proposal_hash: str) -> bool:
+    """Whether the owner of a public key signed the approval of this proposal."""
+    return _signature_valid(key, signature, APPROVAL_CONTEXT + proposal_hash.encode())
 
 
 def _signature_valid(key: str, signature: str, message: bytes) -> bool:

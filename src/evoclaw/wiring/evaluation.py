@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from evoclaw.core.errors import AgentNotFound
+from evoclaw.core.errors import AgentNotFound, ConfigError
 
 if TYPE_CHECKING:
     from evoclaw.core.agent import Agent
@@ -17,10 +17,14 @@ if TYPE_CHECKING:
     from evoclaw.core.pipeline import Step
     from evoclaw.core.ports import Provider
     from evoclaw.evolution.cases import CaseFile, CaseFolder
-    from evoclaw.evolution.evaluation import CaseRun
+    from evoclaw.evolution.evaluation import CaseRun, OpenRun
+    from evoclaw.evolution.evaluation_service import EvaluationService
     from evoclaw.evolution.lineage import GenomeLineage
+    from evoclaw.providers.cache import ProviderCache
     from evoclaw.skills.tuned import SkillSource
+    from evoclaw.store.databases.database import Database
     from evoclaw.wiring.governance import Governance
+    from evoclaw.wiring.run_factory import RunFactory
     from evoclaw.wiring.toolbox import Toolbox
 
 
@@ -75,9 +79,22 @@ async def genome_for_run(env: Mapping[str, str], version: int | None, digest: st
 
 @asynccontextmanager
 async def open_case_runner(
-    name: str, genome: Genome, env: Mapping[str, str]
+    name: str,
+    genome: Genome,
+    env: Mapping[str, str],
+    *,
+    governance: Governance | None = None,
+    providers: ProviderCache | None = None,
 ) -> AsyncGenerator[CaseRunner]:
-    """What runs cases of an agent with a genome; `AgentNotFound` if there is no such agent."""
+    """What runs cases of an agent with a genome; `AgentNotFound` if there is no such agent.
+
+    Args:
+        name: The agent.
+        genome: Its genome.
+        env: Says where the settings are.
+        governance: That of the agent, if this process has it already.
+        providers: Those of this process, if it has them already.
+    """
     from evoclaw.orchestrator.agents.offer_steps import fit_to_model
     from evoclaw.orchestrator.agents.tuning import tune
     from evoclaw.providers.registry import open_provider
@@ -89,14 +106,52 @@ async def open_case_runner(
     if name not in agents:
         raise AgentNotFound(name, tuple(agents))
     async with AsyncExitStack() as stack:
-        governance = await stack.enter_async_context(open_governance(env, name))
+        if governance is None:
+            governance = await stack.enter_async_context(open_governance(env, name))
         agent = tune(agents[name], genome)
-        model = await model_for_run(agent.model or None, env)
-        provider = await stack.enter_async_context(
-            open_provider(model, env, provider_options(governance.settings))
-        )
+        if providers is None:
+            model = await model_for_run(agent.model or None, env)
+            provider = await stack.enter_async_context(
+                open_provider(model, env, provider_options(governance.settings))
+            )
+        elif problem := providers.problem(agent.model):
+            raise ConfigError(problem)
+        else:
+            model, provider = agent.model or providers.default, providers.get(agent.model)
         agent = fit_to_model(agent, model)
         yield CaseRunner(agent, agents, model, provider, governance, env)
+
+
+def evaluation_service(
+    database: Database, genomes: GenomeLineage, run_factory: RunFactory, env: Mapping[str, str]
+) -> EvaluationService:
+    """Runs evaluations with the models, the budget and the audit of a service."""
+    from evoclaw.evolution.evaluation_service import EvaluationService
+    from evoclaw.store.evaluations import EvaluationStore
+    from evoclaw.wiring.oversight import stops_for
+
+    @asynccontextmanager
+    async def open_runner(name: str, genome: Genome) -> AsyncGenerator[OpenRun]:
+        # Nothing is forwarded: the calls of a case run on this machine, or are not executed.
+        governance = replace(
+            run_factory.governance,
+            agent=name,
+            stops=stops_for(env, name),
+            forwarded=None,
+            only_reads=None,
+        )
+        async with open_case_runner(
+            name, genome, env, governance=governance, providers=run_factory.providers
+        ) as runner:
+            yield runner.open_run
+
+    def stopped(name: str) -> str:
+        stop = stops_for(env, name).cancelling_stop()
+        return "" if stop is None else stop.description
+
+    return EvaluationService(
+        EvaluationStore(database), genomes, case_folder(env), open_runner, stopped=stopped
+    )
 
 
 @dataclass(frozen=True, slots=True)

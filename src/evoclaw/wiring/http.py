@@ -211,6 +211,7 @@ def _api_dependencies(
         workflows=runtime.workflows,
         genomes=runtime.genomes,
         cases=case_folder(env),
+        evaluations=runtime.evaluations,
         metrics=metrics,
         damage=DamageReports(runtime.orchestrator, writer),
         on_response=runtime.metrics.http,

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from evoclaw.config import EvoClawConfig
     from evoclaw.core.agent import Agent
+    from evoclaw.evolution.evaluation_service import EvaluationService
     from evoclaw.evolution.lineage import GenomeLineage
     from evoclaw.executors.call_steps import Sign
     from evoclaw.observe.metrics import Metrics
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from evoclaw.orchestrator.sessions.conversations import Conversations
     from evoclaw.providers.cache import ProviderCache
     from evoclaw.store.databases.database import Database
+    from evoclaw.wiring.campaigns import CampaignParts
     from evoclaw.wiring.governance import Governance
     from evoclaw.wiring.run_factory import RunFactory
     from evoclaw.wiring.store import Stores
@@ -61,6 +63,7 @@ class Runtime:
     metrics: Metrics
     gauges: GaugeReader
     genomes: GenomeLineage
+    evaluations: EvaluationService
 
     @property
     def default_agent(self) -> Agent:
@@ -85,6 +88,7 @@ async def open_runtime(
             is a folder of the service's own.
     """
     from evoclaw.orchestrator.sessions.retention import SessionRetention
+    from evoclaw.wiring.campaigns import serving_evolution
 
     async with AsyncExitStack() as stack:
         runtime = await _build_runtime(orchestrator, stores, env, stack, workspace)
@@ -98,13 +102,27 @@ async def open_runtime(
         # A SQLite file belongs to this process alone, so leases of the previous process are free.
         alone = stores.database.dialect == "sqlite"
         await stack.enter_async_context(runtime.workflows.serving(alone=alone))
+        await stack.enter_async_context(runtime.evaluations.serving(alone=alone))
         await stack.enter_async_context(runtime.channel_dispatcher.serving())
         await stack.enter_async_context(runtime.notifications.serving())
         retention = SessionRetention(
             stores.database, runtime.run_factory.canvases, runtime.settings.store.keep_days
         )
         await stack.enter_async_context(retention.serving())
+        await stack.enter_async_context(serving_evolution(lambda: _campaign_parts(runtime, env)))
         yield runtime
+
+
+def _campaign_parts(runtime: Runtime, env: Mapping[str, str]) -> CampaignParts:
+    from evoclaw.wiring.campaigns import CampaignParts
+
+    run_factory = runtime.run_factory
+    return CampaignParts(
+        env=env, database=runtime.stores.database, agents=runtime.agents, lineage=runtime.genomes,
+        governance=run_factory.governance, provider=runtime.providers.get,
+        skills=run_factory.toolbox.skill_registry,
+        tools=lambda name: run_factory.tools(runtime.agents[name]),
+    )  # fmt: skip
 
 
 async def _build_runtime(
@@ -122,6 +140,7 @@ async def _build_runtime(
     from evoclaw.orchestrator.runs.runs import Runs
     from evoclaw.store.sessions.canvases import StoredCanvases
     from evoclaw.wiring.channels import open_channels
+    from evoclaw.wiring.evaluation import evaluation_service
     from evoclaw.wiring.evolution import genome_lineage
     from evoclaw.wiring.governance import open_governance
     from evoclaw.wiring.notifications import open_notifications
@@ -165,6 +184,7 @@ async def _build_runtime(
         conversations=conversations, runs=runs, memory=memory, workflows=workflows,
         channel_dispatcher=dispatcher, channels=channels, notifications=notifications,
         metrics=metrics, gauges=gauges, genomes=genomes,
+        evaluations=evaluation_service(stores.database, genomes, run_factory, env),
     )  # fmt: skip
 
 

@@ -117,7 +117,7 @@ async def open_metrics(env: Mapping[str, str]) -> AsyncGenerator[MetricsReader]:
 
 def all_schemas() -> tuple[Schema, ...]:
     """The schema of every store of an orchestrator."""
-    from evoclaw.store import channels, genomes, memory, notifications
+    from evoclaw.store import channels, evaluations, genomes, memory, notifications
     from evoclaw.store.calls import command_tables, receipts
     from evoclaw.store.governance import approvals, devices, ledger, rates, stops, tokens
     from evoclaw.store.metrics import tables as metrics_tables
@@ -145,6 +145,7 @@ def all_schemas() -> tuple[Schema, ...]:
         stops.SCHEMA,
         notifications.SCHEMA,
         genomes.SCHEMA,
+        evaluations.SCHEMA,
     )
 
 

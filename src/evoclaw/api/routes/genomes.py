@@ -20,7 +20,7 @@ from evoclaw.api.routes.parameters import ID_PATTERN, AgentName, Reason
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.genome import EDGE_TUNABLES, Genome
 from evoclaw.core.messages import JSON, is_object
-from evoclaw.evolution.cases import Split
+from evoclaw.evolution.cases import CaseFile, Split
 from evoclaw.evolution.lineage import GenomeLineage, LineageEntry
 from evoclaw.orchestrator.people.access import Caller, TokenScope
 
@@ -128,7 +128,7 @@ class GenomeRollback(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 @get("/v1/genomes", scope=TokenScope.EVOLUTION_READ, tags=TAGS)
 async def list_genomes(parts: InjectedDependencies, caller: InjectedCaller) -> GenomeList:
     """List the current genome of each agent of this service."""
-    lineage = _lineage(parts, caller)
+    lineage = lineage_for(parts, caller)
     names = require(parts.conversations, "agents").agents
     return GenomeList(tuple([_view(name, await lineage.version(name)) for name in names]))
 
@@ -143,7 +143,7 @@ async def show_genome(
     ] = None,
 ) -> GenomeView:
     """Show the genome of an agent or an edge."""
-    lineage = _lineage(parts, caller)
+    lineage = lineage_for(parts, caller)
     if _is_agent(parts, name):
         return _view(name, await lineage.version(name, version))
     found = await _edge_genomes(parts, name)
@@ -158,8 +158,8 @@ async def show_history(
     parts: InjectedDependencies, caller: InjectedCaller, name: AgentName
 ) -> GenomeHistory:
     """Show the lineage of an agent's genome: its versions and evaluations."""
-    lineage = _lineage(parts, caller)
-    _check_agent(parts, name)
+    lineage = lineage_for(parts, caller)
+    check_agent(parts, name)
     return GenomeHistory(tuple(await lineage.history(name)))
 
 
@@ -168,8 +168,8 @@ async def export_genome(
     parts: InjectedDependencies, caller: InjectedCaller, name: AgentName
 ) -> GenomeExport:
     """Export the signed lineage of an agent's genome, to be verified offline."""
-    lineage = _lineage(parts, caller)
-    _check_agent(parts, name)
+    lineage = lineage_for(parts, caller)
+    check_agent(parts, name)
     entries = msgspec.convert(await lineage.export(name), tuple[SignedEntry, ...])
     return GenomeExport(entries)
 
@@ -190,14 +190,14 @@ async def change_genome(
 
     Only a person may: the token also needs the scope `human`.
     """
-    lineage = _editable_lineage(parts, caller)
+    lineage = editable_lineage(parts, caller)
     if not _is_agent(parts, name):
         view = await _change_edge(parts, name, "update_genome", {"genome": data.genome})
     else:
         change = lineage.change(
             name,
             data.genome,
-            by=_user(caller),
+            by=user_of(caller),
             reason=data.reason,
             runs=data.runs,
             expected=data.expected,
@@ -223,9 +223,9 @@ async def roll_back_genome(
 
     Only a person may: the token also needs the scope `human`.
     """
-    lineage = _editable_lineage(parts, caller)
+    lineage = editable_lineage(parts, caller)
     if _is_agent(parts, name):
-        back = lineage.roll_back(name, data.version, by=_user(caller), reason=data.reason)
+        back = lineage.roll_back(name, data.version, by=user_of(caller), reason=data.reason)
         view = _view(name, await _refusable(back))
     else:
         payload: dict[str, JSON] = {"action": "roll_back", "version": data.version}
@@ -239,49 +239,53 @@ async def list_cases(parts: InjectedDependencies, caller: InjectedCaller) -> Cas
     """List the cases for evaluations; their tasks and checks stay on the service's machine."""
     check_operator(parts, caller)
     found, problems = await asyncio.to_thread(require(parts.cases, "cases").read)
-    views = [
-        CaseView(
-            case.name,
-            case.case.split,
-            case.case.agent,
-            case.case.is_recorded,
-            len(case.case.checks),
-        )
-        for case in found
-    ]
-    return CaseList(tuple(views), tuple(problems))
+    return CaseList(tuple(map(case_view, found)), tuple(problems))
 
 
-def _lineage(parts: ApiDependencies, caller: Caller) -> GenomeLineage:
+def case_view(case: CaseFile) -> CaseView:
+    """What a caller sees of a case."""
+    found = case.case
+    return CaseView(case.name, found.split, found.agent, found.is_recorded, len(found.checks))
+
+
+def lineage_for(parts: ApiDependencies, caller: Caller) -> GenomeLineage:
+    """The lineages, for the operator only."""
     check_operator(parts, caller)
     return require(parts.genomes, "genomes")
 
 
-def _editable_lineage(parts: ApiDependencies, caller: Caller) -> GenomeLineage:
+def editable_lineage(parts: ApiDependencies, caller: Caller) -> GenomeLineage:
     """The lineage; refuses programs, and every change that could not be audited."""
-    lineage = _lineage(parts, caller)
+    lineage = lineage_for(parts, caller)
     if not caller.may(TokenScope.HUMAN):
         raise ApiError(
             403,
             "forbidden",
             "Only a person may change a genome: the token needs the scope 'human'.",
         )
-    if parts.audit is not None and parts.audit.audit.failing:
-        text = f"The genome was not changed, as the audit fails: {parts.audit.audit.failing}."
-        raise ApiError(503, "audit", text)
+    check_audited(parts)
     return lineage
+
+
+def check_audited(parts: ApiDependencies) -> None:
+    """Refuse a change that could not be audited."""
+    if parts.audit is not None and parts.audit.audit.failing:
+        text = f"Nothing was changed, as the audit fails: {parts.audit.audit.failing}."
+        raise ApiError(503, "audit", text)
 
 
 def _is_agent(parts: ApiDependencies, name: str) -> bool:
     return name in require(parts.conversations, "agents").agents
 
 
-def _check_agent(parts: ApiDependencies, name: str) -> None:
+def check_agent(parts: ApiDependencies, name: str) -> None:
+    """Refuse a name that is not that of an agent."""
     if not _is_agent(parts, name):
         raise not_found("agent")
 
 
-def _user(caller: Caller) -> str:
+def user_of(caller: Caller) -> str:
+    """Who it is, for the lineage."""
     return caller.principal.user or caller.token
 
 

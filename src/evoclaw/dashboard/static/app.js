@@ -10,7 +10,7 @@ import { storeFiles } from "./offline.js";
 
 const VIEWS = [
   ["fleet", "Fleet", "f"], ["chat", "Chat", "c"], ["runs", "Runs", "r"],
-  ["agents", "Agents", "n"], ["workflows", "Workflows", "w"],
+  ["agents", "Agents", "n"], ["evolution", "Evolution", "e"], ["workflows", "Workflows", "w"],
   ["approvals", "Approvals", "a"], ["tools", "Tools & skills", "t"], ["metrics", "Metrics", "m"],
   ["audit", "Audit", "u"], ["settings", "Settings", "s"],
 ];

@@ -11,6 +11,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from evoclaw.core.labels import Principal
+from evoclaw.core.messages import JSON
 from evoclaw.observe.audit.checkpoints import AuditKey
 from evoclaw.observe.audit.cold import AuditQuery, open_cold
 from evoclaw.observe.audit.reader import audit_files, search
@@ -22,6 +23,11 @@ from evoclaw.observe.audit.warm import WarmTier
 from evoclaw.observe.audit.writer import Audit
 
 logger = logging.getLogger(__name__)
+
+
+def record_evolution(audit: Audit, principal: Principal, agent: str, **fields: JSON) -> None:
+    """Write a step of an agent's evolution to the audit: an entry of its genome's lineage."""
+    audit.record("evolution", AuditContext(principal=principal, agent_id=agent), **fields)
 
 
 class RefusedRequest(Struct, frozen=True):
@@ -82,6 +88,10 @@ class AuditService:
         """Write a change of a genome to the audit."""
         context = AuditContext(principal=principal, agent_id=agent)
         self.audit.record("genome", context, version=version, digest=digest, reason=reason)
+
+    def record_evolution(self, principal: Principal, agent: str, **fields: JSON) -> None:
+        """Write a step of an agent's evolution to the audit."""
+        record_evolution(self.audit, principal, agent, **fields)
 
     def record_refusal(self, refusal: RefusedRequest) -> None:
         """Write a refused request to the audit; a failure is only logged."""

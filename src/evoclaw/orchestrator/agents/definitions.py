@@ -18,6 +18,7 @@ from evoclaw.core.agent import (
     intersect_capabilities,
 )
 from evoclaw.core.errors import EvoClawError
+from evoclaw.core.evolution_settings import AgentEvolution
 from evoclaw.core.messages import JSON, is_array, is_object
 from evoclaw.core.tools import ALL_PERMISSIONS
 from evoclaw.governance.autonomy import Level
@@ -103,6 +104,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """The ids of agents that it works with."""
     owner: Line = ""
     """Who is responsible for it."""
+    evolution: AgentEvolution = AgentEvolution()
 
 
 class RunDefaults(Struct, frozen=True, kw_only=True):
@@ -260,6 +262,7 @@ def _agent(defined: AgentConfig, defaults: RunDefaults, model: str) -> Agent:
         spec_capabilities=defined.spec_capabilities,
         dependencies=defined.dependencies,
         owner=defined.owner,
+        evolution=defined.evolution,
     )
 
 

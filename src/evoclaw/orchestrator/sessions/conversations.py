@@ -178,17 +178,25 @@ class Conversations:
         if found is None:
             raise AgentNotFound(agent, tuple(self.agents))
         self.check_edge(agent, on)
+        session_id = session_id or secrets.token_hex(8)
         return await self.store.create(
             Session(
-                session_id or secrets.token_hex(8),
+                session_id,
                 agent,
                 owner,
                 title,
                 capabilities=found.capabilities,
                 on=on,
-                genome=await self.genomes.current(agent),
+                genome=await self.genomes.current(agent, self.canary_key(session_id)),
             )
         )
+
+    def canary_key(self, session_id: str) -> str:
+        """What decides whether a session tries a candidate genome; empty: it never does.
+
+        Candidates are tried by the operator's tenant only.
+        """
+        return session_id if self.store.tenant == LOCAL_PRINCIPAL.tenant else ""
 
     async def rename(self, session_id: str, title: str) -> Session:
         """Change the title of a session: one line, cut to its limit."""

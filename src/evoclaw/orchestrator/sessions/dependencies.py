@@ -34,8 +34,8 @@ async def no_recall(agent: Agent, session: Session, run: StoredRun) -> Sequence[
 class GenomeSource(Protocol):
     """The genomes of agents."""
 
-    async def current(self, agent: str) -> str:
-        """The digest of an agent's current genome; empty for the configuration."""
+    async def current(self, agent: str, session: str = "") -> str:
+        """The digest of the genome that a new session gets; empty for the configuration."""
         ...
 
     async def find(self, agent: str, digest: str) -> Genome:
@@ -46,7 +46,7 @@ class GenomeSource(Protocol):
 class ConfiguredGenomes:
     """Every agent is as configured."""
 
-    async def current(self, agent: str) -> str:
+    async def current(self, agent: str, session: str = "") -> str:
         """Empty: the configuration."""
         return ""
 

@@ -69,6 +69,10 @@ class SessionHost(Protocol):
         """The agent of a session, with the genome of the session."""
         ...
 
+    def canary_key(self, session_id: str) -> str:
+        """What decides whether a session tries a candidate genome."""
+        ...
+
     async def prepare(
         self,
         session: Session,
@@ -99,9 +103,10 @@ class RunSessions:
             text = "Error: Sub-agents may not be nested any deeper. Do it yourself."
             raise ToolFailure(ErrorKind.PERMISSION_DENIED, text)
         await self._refuse_cycle(agent.name)
+        session_id = _derived_id("session", call)[:16]
         session = await self._store.create(
             Session(
-                _derived_id("session", call)[:16],
+                session_id,
                 agent.name,
                 parent.session.owner,
                 brief.title,
@@ -110,7 +115,9 @@ class RunSessions:
                 intersect_capabilities(agent.capabilities, parent.capabilities),
                 self._narrowed_tools(brief.tools),
                 on=parent.session.on,
-                genome=await self._host.genomes.current(agent.name),
+                genome=await self._host.genomes.current(
+                    agent.name, self._host.canary_key(session_id)
+                ),
             )
         )
         return await self._start_or_join(call, session, brief, wait=wait)

@@ -5,9 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
-from evoclaw.core.events import Record, RunFinished, RunResumed, StopReason, TurnStarted
+from evoclaw.core.events import (
+    Record,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+    StopReason,
+    TurnStarted,
+)
 from evoclaw.core.messages import JSON, ErrorKind, ToolResult, is_array, is_object
 from evoclaw.core.metrics import FinishedCall, RunMeter, Spending, result_bytes
 
@@ -46,6 +53,8 @@ class RunFold:
         """The time of the last folded record."""
         self.calls: list[FoldedCall] = []
         self.waited = 0.0
+        self.genome = ""
+        """The digest of the agent's genome."""
         self._meter = RunMeter(on_call=self._add_call)
         self._turn = self._good_turn = 0
         self._parked: float | None = None
@@ -65,6 +74,8 @@ class RunFold:
         self.seq, self.last = record.seq, record.at
         self._meter.receive(record)
         match record.event:
+            case RunStarted(settings=settings):
+                self.genome = "" if settings.genome is UNSET else settings.genome
             case TurnStarted(turn=turn):
                 self._turn = turn
             case RunFinished(stop=stop):

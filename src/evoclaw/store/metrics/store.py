@@ -55,17 +55,22 @@ _ENDED_AT = {
 }
 _RUN_COLUMNS = (
     "at, run_id, owner, agent, parent_run, parent_agent, stop, turns, seconds, tokens_in, "
-    "tokens_out, cost, unpriced, saved"
+    "tokens_out, cost, unpriced, saved, genome"
 )
 _CALL_COLUMNS = "at, run_id, number, tool, ms, error, denied, recovered, bytes, said"
 _HOP_COLUMNS = "at, run_id, number, edge, agent, error"
 _KEYS = {RUNS: 2, CALLS: 3, HOPS: 4}
 """How many columns of each table, from its first, are its key."""
-_PUT_RUN = f"INSERT INTO {RUNS} (tenant, ended_at, {_RUN_COLUMNS}) VALUES ({', '.join('?' * 16)})"
+_PUT_RUN = f"INSERT INTO {RUNS} (tenant, ended_at, {_RUN_COLUMNS}) VALUES ({', '.join('?' * 17)})"
 _PUT_CALL = (
     f"INSERT INTO {CALLS} (tenant, owner, agent, {_CALL_COLUMNS}) VALUES ({', '.join('?' * 13)})"
 )
 _PUT_HOP = f"INSERT INTO {HOPS} (tenant, owner, {_HOP_COLUMNS}) VALUES ({', '.join('?' * 8)})"
+_RUNS_WITH = f"""
+SELECT {_RUN_COLUMNS} FROM {RUNS}
+WHERE tenant = ? AND agent = ? AND genome = ? AND at >= ? AND at < ? ORDER BY at{{order}} LIMIT ?
+"""
+_DENIED_OF = f"SELECT count(*) FROM {CALLS} WHERE tenant = ? AND run_id = ? AND denied <> 0"
 _QUEUED = "SELECT count(*) FROM runs WHERE stop IS NULL AND epoch = 0"
 _WAITING = "FROM approvals WHERE decision IS NULL AND closed_at IS NULL AND expires_at > ?"
 
@@ -143,6 +148,32 @@ class MetricsStore:
             if window.has(folded.run.at):
                 runs.append(folded.run)
         return WindowRows(runs, calls)
+
+    async def runs_with(
+        self, window: MetricsWindow, genome: str, limit: int, *, newest: bool = False
+    ) -> list[tuple[RunRow, int]]:
+        """The ended runs of an agent with one genome, and how many calls of each were denied.
+
+        Args:
+            window: Which agent and time; owners are not told apart.
+            genome: Its digest; empty is the configuration.
+            limit: How many at most.
+            newest: Whether to take the newest of them, not the oldest.
+        """
+        async with self._lock:
+            await self._store_stopped(window)
+        statement = _RUNS_WITH.format(order=" DESC" if newest else "")
+        values = (window.tenant, window.agent, genome, window.since, window.until, limit)
+        runs = [RunRow(*row) for row in await self._read(statement, values)]
+
+        def denied(connection: Connection) -> list[int]:
+            return [
+                connection.execute(_DENIED_OF, (window.tenant, run.run_id)).fetchone()[0]
+                for run in runs
+            ]
+
+        counts = await self._database.read(denied)
+        return list(zip(runs, counts, strict=True))
 
     async def edge_calls(self, window: MetricsWindow) -> tuple[list[RunRow], list[EdgeCallRow]]:
         """The runs that other runs started, and the calls that were sent to edges."""
@@ -281,6 +312,7 @@ def _folded(facts: _RunFacts, fold: RunFold) -> _FoldedRun:
         spending.cost,
         spending.unpriced,
         fold.saved,
+        fold.genome,
     )
     calls = [
         CallRow(

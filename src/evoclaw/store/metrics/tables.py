@@ -68,6 +68,11 @@ SCHEMA = Schema(
             ) STRICT, WITHOUT ROWID""",
             f"CREATE INDEX figures_hops_of ON {HOPS} (tenant, run_id)",
         ),
+        (
+            f"ALTER TABLE {RUNS} ADD COLUMN genome TEXT NOT NULL DEFAULT ''",
+            # For the runs of an agent with one genome.
+            f"CREATE INDEX figures_runs_with ON {RUNS} (tenant, agent, genome, at)",
+        ),
     ),
     # Rows that are missing after an import are derived on the next query.
     derived_tables=((RUNS, ()), (CALLS, ()), (HOPS, ())),
@@ -98,6 +103,8 @@ class RunRow(Struct, frozen=True, gc=False):
     """Replies without a known price."""
     saved: float
     """Seconds saved by parallel calls."""
+    genome: str
+    """The digest of the agent's genome; empty: as configured."""
 
     @property
     def spending(self) -> Spending:

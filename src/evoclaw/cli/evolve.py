@@ -1,0 +1,277 @@
+"""`evoclaw evolve`: run a campaign, and list, approve, reject and sign candidates."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from evoclaw.cli import exits
+from evoclaw.cli.approvals import identify_answerer
+from evoclaw.cli.evaluation import current_user
+from evoclaw.cli.options import FILE, CommandGroup, json_option
+from evoclaw.cli.output import print_err, print_out
+from evoclaw.cli.terminal_text import clean, one_line, print_table
+from evoclaw.core.errors import AgentNotFound, ConfigError
+from evoclaw.core.messages import JSON
+
+if TYPE_CHECKING:
+    from evoclaw.evolution.campaign import CampaignStep
+    from evoclaw.evolution.candidates import Candidate
+    from evoclaw.evolution.lineage import GenomeLineage, LineageEntry
+
+SHORT_DIGEST_CHARS = 12
+
+
+class EvolveGroup(CommandGroup):
+    """`evoclaw evolve AGENT` is `evoclaw evolve run AGENT`."""
+
+    implied = "run"
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Insert the implied command if the first word is no command."""
+        if args and args[0] not in (*self.commands, "-h", "--help"):
+            args = [self.implied, *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=EvolveGroup)
+def evolve() -> None:
+    """Run a campaign for an agent, and decide on its candidates."""
+
+
+_AGENT = click.argument("agent", help="The name of the agent")
+_NUMBER = click.argument("number", type=int, help="The number of the candidate, as `list` shows it")
+
+
+@evolve.command("run", help="Take the next steps of the campaign now (the default)")
+@_AGENT
+@click.option("--dry-run", is_flag=True, help="Print the next step, and change nothing")
+@json_option()
+def _run(agent: str, *, dry_run: bool, as_json: bool) -> int:
+    return asyncio.run(_campaign(agent, dry_run=dry_run, as_json=as_json))
+
+
+@evolve.command("list", help="List the candidates of an agent and their stages")
+@_AGENT
+@json_option()
+def _list(agent: str, *, as_json: bool) -> int:
+    async def show(lineage: GenomeLineage, _: Callable[[LineageEntry], None]) -> None:
+        await _print_candidates(lineage, agent, "", as_json=as_json)
+
+    return _with_lineage(agent, show)
+
+
+@evolve.command("approve", help="Approve a candidate that waits for it, as a person or by a key")
+@_AGENT
+@_NUMBER
+@click.option("--reason", default="", metavar="TEXT", show_default=False, help="Say why")
+@click.option(
+    "--signature", metavar="KEY:SIGNATURE", help="Approve by a signature of `evoclaw evolve sign`"
+)
+@json_option()
+def _approve(agent: str, number: int, reason: str, signature: str | None, *, as_json: bool) -> int:
+    async def decide(lineage: GenomeLineage, record: Callable[[LineageEntry], None]) -> None:
+        from evoclaw.evolution import approval
+
+        if signature is None:
+            _check_person()
+            entry = await approval.approve(lineage, agent, number, by=current_user(), reason=reason)
+        else:
+            key, _, signed = signature.partition(":")
+            entry = await approval.approve_by_key(
+                lineage, agent, number, key=key, signature=signed, accepted=_approver_keys(agent)
+            )
+        record(entry)
+        _print_decision(entry, "approved", as_json=as_json)
+
+    return _with_lineage(agent, decide)
+
+
+@evolve.command("reject", help="Reject a candidate, at whatever stage it is")
+@_AGENT
+@_NUMBER
+@click.option("--reason", required=True, metavar="TEXT", help="Say why, for the lineage")
+@json_option()
+def _reject(agent: str, number: int, reason: str, *, as_json: bool) -> int:
+    async def decide(lineage: GenomeLineage, record: Callable[[LineageEntry], None]) -> None:
+        from evoclaw.evolution import approval
+
+        _check_person()
+        entry = await approval.reject(lineage, agent, number, by=current_user(), reason=reason)
+        record(entry)
+        _print_decision(entry, "rejected", as_json=as_json)
+
+    return _with_lineage(agent, decide)
+
+
+@evolve.command("sign", help="Sign the hash of a candidate with a key of your own, on any machine")
+@click.argument(
+    "hash_", metavar="HASH", help="The hash of the candidate, as `list --json` shows it"
+)
+@click.option(
+    "--key", type=FILE, required=True, metavar="FILE", help="Read the key, or create it there"
+)
+@json_option()
+def _sign(hash_: str, key: Path, *, as_json: bool) -> int:
+    from evoclaw.trust.receipts import DeviceKey
+
+    if len(hash_) != 64 or not set(hash_) <= set("0123456789abcdef"):
+        raise ConfigError(f"{hash_[:80]!r} is not a hash; `evoclaw evolve list --json` shows it")
+    loaded = DeviceKey.load_or_create(key)
+    signature = loaded.sign_approval(hash_)
+    if as_json:
+        print_out({"key": loaded.public_key, "signature": signature})
+    else:
+        print_out(f"{loaded.public_key}:{signature}")
+    return exits.OK
+
+
+async def _campaign(agent: str, *, dry_run: bool, as_json: bool) -> int:
+    from evoclaw.core.errors import EvoClawError
+    from evoclaw.wiring.campaigns import evolution_lease, open_campaign_parts
+
+    async with open_campaign_parts(os.environ) as parts:
+        _check_agent(agent, tuple(parts.agents))
+        if not parts.agents[agent].evolution.is_on:
+            raise ConfigError(
+                f"agent {agent!r} does not evolve: add [agents.evolution] with "
+                'proposers = ["…"] to evoclaw.toml'
+            )
+        engine = parts.engine(agent)
+        if dry_run:
+            steps = await engine.plan()
+            await _print_candidates(parts.lineage, agent, _describe(steps[-1:]), as_json=as_json)
+            return exits.OK
+        lease = evolution_lease(agent, parts.database)
+        if not await lease.try_acquire():
+            why = "the service drives this campaign"
+        else:
+            done: list[str] = []
+
+            async def work() -> None:
+                done.append(await engine.run(again=True))
+
+            try:
+                await lease.hold(work())
+            except EvoClawError as problem:
+                print_err(clean(str(problem)))
+                return exits.FAILED
+            finally:
+                await lease.release()
+            why = done[0] if done else "another process took the campaign over"
+        await _print_candidates(parts.lineage, agent, why, as_json=as_json)
+    return exits.OK
+
+
+def _describe(steps: list[CampaignStep]) -> str:
+    from evoclaw.evolution.campaign import Judge, Promote, Propose, Wait
+
+    match steps[-1]:
+        case Judge(candidate, stage):
+            return f"next: judge candidate {candidate.number} at the stage {stage}"
+        case Promote(candidate):
+            return f"next: promote candidate {candidate.number}"
+        case Propose():
+            return "next: ask the proposers"
+        case Wait(reason):
+            return reason
+        case _:
+            return ""
+
+
+async def _print_candidates(
+    lineage: GenomeLineage, agent: str, status: str, *, as_json: bool
+) -> None:
+    from evoclaw.evolution.candidates import fold_candidates
+
+    found = list(fold_candidates(await lineage.history(agent)).values())
+    if as_json:
+        print_out({"agent": agent, "status": status, "candidates": [_row(c) for c in found]})
+        return
+    rows = [
+        (
+            str(candidate.number),
+            str(candidate.stage or candidate.state),
+            candidate.proposal.digest[:SHORT_DIGEST_CHARS],
+            candidate.proposal.by,
+            one_line(_last_reason(candidate)),
+        )
+        for candidate in found
+    ]
+    print_table(rows, f"{clean(agent)} has no candidates")
+    if status:
+        print_out(clean(status))
+
+
+def _row(candidate: Candidate) -> dict[str, JSON]:
+    from evoclaw.evolution.approval import person_needed
+    from evoclaw.evolution.lineage import entry_hash
+
+    proposal = candidate.proposal
+    return {
+        "number": candidate.number,
+        "state": str(candidate.state),
+        "stage": None if candidate.stage is None else str(candidate.stage),
+        "hash": entry_hash(proposal),
+        "digest": proposal.digest,
+        "parent": proposal.parent,
+        "genome": proposal.genome,
+        "by": proposal.by,
+        "reason": proposal.reason,
+        "runs": list(proposal.runs),
+        "person_needed": person_needed(candidate),
+        "results": {
+            str(stage): msgspec.to_builtins(result) for stage, result in candidate.results.items()
+        },
+    }
+
+
+def _last_reason(candidate: Candidate) -> str:
+    """Why it was rejected, or why it was proposed."""
+    reasons = [result.reason for result in candidate.results.values() if result.reason]
+    return reasons[-1] if reasons else candidate.proposal.reason
+
+
+def _print_decision(entry: LineageEntry, what: str, *, as_json: bool) -> None:
+    if as_json:
+        print_out(msgspec.to_builtins(entry))
+    else:
+        print_out(f"candidate {entry.candidate} of {clean(entry.agent)} {what}")
+
+
+def _with_lineage(
+    agent: str,
+    work: Callable[[GenomeLineage, Callable[[LineageEntry], None]], Awaitable[None]],
+) -> int:
+    async def run() -> None:
+        from evoclaw.wiring.agents import defined_agents
+        from evoclaw.wiring.campaigns import open_candidates
+
+        _check_agent(agent, tuple(defined_agents(os.environ)))
+        async with open_candidates(os.environ) as (lineage, record):
+            await work(lineage, record)
+
+    asyncio.run(run())
+    return exits.OK
+
+
+def _approver_keys(agent: str) -> tuple[str, ...]:
+    from evoclaw.wiring.agents import defined_agents
+
+    return defined_agents(os.environ)[agent].evolution.approver_keys
+
+
+def _check_agent(agent: str, known: tuple[str, ...]) -> None:
+    if agent not in known:
+        raise AgentNotFound(agent, known)
+
+
+def _check_person() -> None:
+    if why := identify_answerer().refusal_reason("local"):
+        raise ConfigError(why)

@@ -1,0 +1,163 @@
+"""What an agent's evolution does next, decided from its lineage alone.
+
+A process that was killed anywhere reads the lineage and continues; what a step spends is recorded
+with its entry, so the budget of a day survives as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from evoclaw.core.evolution_settings import AgentEvolution
+from evoclaw.core.messages import JSON, is_object
+from evoclaw.evolution.candidates import (
+    Candidate,
+    CandidateState,
+    Stage,
+    fold_candidates,
+)
+from evoclaw.evolution.lineage import LineageEntry
+
+DAY_S = 86_400.0
+SPENT = "spent"
+"""The key of what a step spent, in the evidence of its entry."""
+
+
+class Spent(Struct, frozen=True):
+    """Runs of cases, and what they and the proposers' questions cost."""
+
+    runs: int = 0
+    cost: float | None = 0.0
+    """In US dollars; null if a price is unknown."""
+
+    def __add__(self, other: Spent) -> Spent:
+        both = None if self.cost is None or other.cost is None else self.cost + other.cost
+        return Spent(self.runs + other.runs, both)
+
+    def evidence(self) -> dict[str, JSON]:
+        """How an entry records it."""
+        return {SPENT: {"runs": self.runs, "cost": self.cost}}
+
+
+class Watch(Struct, frozen=True):
+    """Compare the runs after a promotion with those before it."""
+
+    candidate: Candidate
+    since: float
+    """When it was promoted."""
+
+
+class Judge(Struct, frozen=True):
+    """Have a stage of the gate judge a candidate."""
+
+    candidate: Candidate
+    stage: Stage
+
+
+class Promote(Struct, frozen=True):
+    """Make a candidate current: all stages passed."""
+
+    candidate: Candidate
+
+
+class Propose(Struct, frozen=True):
+    """Ask the proposers for candidates."""
+
+
+class Wait(Struct, frozen=True):
+    """Nothing can be done now."""
+
+    reason: str
+
+
+CampaignStep = Watch | Judge | Promote | Propose | Wait
+
+
+def spent_today(entries: Sequence[LineageEntry], now: float) -> Spent:
+    """What evolution spent since midnight (UTC)."""
+    start = now - now % DAY_S
+    return sum((_spent(entry) for entry in entries if entry.at >= start), Spent())
+
+
+def budget_problem(settings: AgentEvolution, spent: Spent, runs: int = 1) -> str:
+    """Why so many more runs are not in the budget of today; empty if they are."""
+    if spent.runs + runs > settings.max_runs_per_day:
+        return f"the {settings.max_runs_per_day} runs of today are spent"
+    limit = settings.max_cost_per_day
+    if limit is None:
+        return ""
+    if spent.cost is None:
+        return (
+            "the price of a model is unknown, so max_cost_per_day cannot be kept; remove the limit "
+            "or choose a model with a known price"
+        )
+    return f"the {limit:g} dollars of today are spent" if spent.cost >= limit else ""
+
+
+def next_steps(
+    entries: Sequence[LineageEntry], settings: AgentEvolution, now: float
+) -> list[CampaignStep]:
+    """What to do next, in order: a step that finds nothing new leaves the turn to the next one."""
+    candidates = fold_candidates(entries)
+    steps: list[CampaignStep] = []
+    versions = [entry for entry in entries if entry.version is not None]
+    if versions and (last := versions[-1]).kind == "change" and last.candidate in candidates:
+        steps.append(Watch(candidates[last.candidate], last.at))
+    for candidate in candidates.values():
+        if candidate.state is CandidateState.PASSED:
+            return [*steps, Promote(candidate)]
+    opened = [c for c in candidates.values() if c.state is CandidateState.OPEN]
+    problem = budget_problem(settings, spent_today(entries, now))
+    steps += _judgements(opened, problem)
+    if opened:
+        waiting = [c.number for c in opened if c.stage is Stage.APPROVAL]
+        numbers = ", ".join(map(str, waiting))
+        why = f"candidate {numbers} waits for an approval" if waiting else "candidates are judged"
+        return [*steps, Wait(problem or why)]
+    if problem:
+        return [*steps, Wait(problem)]
+    if is_round_over(entries, now):
+        return [*steps, Wait("the proposers have nothing more today")]
+    return [*steps, Propose()]
+
+
+def is_round_over(entries: Sequence[LineageEntry], now: float) -> bool:
+    """Whether the proposers were asked today, and the genome is still the one they saw."""
+    start = now - now % DAY_S
+    for entry in reversed(entries):
+        if entry.version is not None or entry.at < start:
+            return False
+        if entry.kind == "campaign":
+            return True
+    return False
+
+
+def _judgements(opened: Sequence[Candidate], problem: str) -> list[CampaignStep]:
+    """The stages that can be judged now; only one candidate at a time is used by real sessions."""
+    found: list[CampaignStep] = []
+    in_use = False
+    for candidate in opened:
+        stage = candidate.stage
+        if stage is None or stage is Stage.APPROVAL:
+            continue
+        if stage in (Stage.SHADOW, Stage.CANARY):
+            if in_use:
+                continue
+            in_use = True
+        if problem and stage is not Stage.CANARY and stage is not Stage.STATIC:
+            continue  # it would run cases
+        found.append(Judge(candidate, stage))
+    return found
+
+
+def _spent(entry: LineageEntry) -> Spent:
+    found = entry.scores.get(SPENT)
+    if not is_object(found):
+        return Spent()
+    runs, cost = found.get("runs"), found.get("cost")
+    return Spent(
+        runs if isinstance(runs, int) else 0,
+        float(cost) if isinstance(cost, int | float) else None,
+    )

@@ -1,0 +1,298 @@
+"""Builds the evolution of agents: the engine with its proposers and the stages of the gate."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from evoclaw.core.agent import Agent
+    from evoclaw.core.genome import Genome
+    from evoclaw.core.ports import Provider
+    from evoclaw.core.tools import Tool
+    from evoclaw.evolution.candidates import Candidate, StageResult
+    from evoclaw.evolution.cases import CaseFile
+    from evoclaw.evolution.engine import EvolutionEngine
+    from evoclaw.evolution.evaluation import OpenRun
+    from evoclaw.evolution.lineage import GenomeLineage, LineageEntry
+    from evoclaw.evolution.real_runs import RealRuns, RunComment
+    from evoclaw.observe.audit.writer import Audit
+    from evoclaw.orchestrator.channels.chat.receiver_lease import ReceiverLease
+    from evoclaw.skills.registry import SkillRegistry
+    from evoclaw.store.databases.database import Database
+    from evoclaw.wiring.governance import Governance
+
+logger = logging.getLogger(__name__)
+EVOLUTION_LEASE_S = 15.0
+"""Seconds after which another process takes over the evolution of an agent from one that died."""
+RELOAD_POLL_INTERVAL_S = 2.0
+"""Seconds between two looks at which agents evolve: the settings may be reloaded."""
+
+
+def evolution_lease(agent: str, database: Database) -> ReceiverLease:
+    """The right of one process to drive the evolution of an agent."""
+    from evoclaw.orchestrator.channels.chat.receiver_lease import ReceiverLease
+    from evoclaw.store.channels import ChannelStore
+
+    # No channel has a blank in its name.
+    return ReceiverLease(f"evolution {agent}", ChannelStore(database), EVOLUTION_LEASE_S)
+
+
+def record_entry(audit: Audit | None, entry: LineageEntry) -> None:
+    """Write an entry of a lineage to the audit, if there is one."""
+    from evoclaw.core.labels import Principal
+    from evoclaw.observe.audit.service import record_evolution
+
+    if audit is not None:
+        record_evolution(
+            audit, Principal("local", entry.by), entry.agent, entry=entry.number, what=entry.kind,
+            candidate=entry.candidate, stage=entry.stage, passed=entry.passed,
+            version=entry.version, digest=entry.digest, reason=entry.reason,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class CampaignParts:
+    """What the evolution of an agent is built from, in a service or in a command."""
+
+    env: Mapping[str, str]
+    database: Database
+    agents: Mapping[str, Agent]
+    lineage: GenomeLineage
+    governance: Governance
+    provider: Callable[[str], Provider]
+    """The provider of a model; the same one for the same name."""
+    skills: SkillRegistry
+    tools: Callable[[str], Sequence[Tool]]
+    """What an agent is offered, with the tools' own descriptions."""
+
+    def engine(self, name: str) -> EvolutionEngine:
+        """The engine of an agent; `ConfigError` if a proposer cannot be used."""
+        from evoclaw.core.evolution_settings import AgentEvolution
+        from evoclaw.evolution.engine import EvolutionEngine
+        from evoclaw.evolution.proposer_context import ProposerContexts
+        from evoclaw.evolution.proposers.registry import proposers_by_name
+        from evoclaw.evolution.stages import GateStages
+
+        def settings() -> AgentEvolution:
+            found = self.agents.get(name)  # a reload may have removed it
+            return AgentEvolution() if found is None else found.evolution
+
+        real_runs, agent = self._real_runs(name), self.agents[name]
+        stages = GateStages(
+            name, self.lineage, settings, static=self._static_check(name),
+            open_runner=lambda genome: self._open_runner(name, genome),
+            cases=lambda: self._cases(name), real_runs=real_runs, clock=time.time,
+        )  # fmt: skip
+        contexts = ProposerContexts(
+            agent, self.lineage, settings,
+            provider=lambda model: self.provider(model or agent.model),
+            tools=lambda: self.tools(name),
+            cases=lambda: self._cases(name),
+            open_runner=lambda genome: self._open_runner(name, genome), real_runs=real_runs,
+            on_entry=self.record, clock=time.time,
+        )  # fmt: skip
+        return EvolutionEngine(
+            name, self.lineage, settings, proposers=proposers_by_name(agent.evolution.proposers),
+            open_context=contexts.open, checks=stages.checks(), watch=stages.watch,
+            stopped=lambda: self._stopped(name), on_entry=self.record,
+        )  # fmt: skip
+
+    def record(self, entry: LineageEntry) -> None:
+        """Write an entry of the lineage to the audit."""
+        record_entry(self.governance.audit, entry)
+
+    def _stopped(self, name: str) -> str:
+        stop = self.governance.stops.stop_for_device(name)
+        if stop is not None:
+            return stop.description
+        audit = self.governance.audit
+        return f"the audit fails: {audit.failing}" if audit is not None and audit.failing else ""
+
+    def _cases(self, name: str) -> list[CaseFile]:
+        from evoclaw.wiring.evaluation import case_folder
+
+        found, problems = case_folder(self.env).read()
+        for problem in problems:
+            logger.warning("ignored: %s", problem)
+        return [case for case in found if case.case.agent in ("", name)]
+
+    @asynccontextmanager
+    async def _open_runner(self, name: str, genome: Genome) -> AsyncGenerator[OpenRun]:
+        from dataclasses import replace
+
+        from evoclaw.orchestrator.agents.offer_steps import fit_to_model
+        from evoclaw.orchestrator.agents.tuning import tune
+        from evoclaw.wiring.evaluation import CaseRunner
+
+        governance = replace(self.governance, agent=name, forwarded=None, only_reads=None)
+        agent = tune(self.agents[name], genome)
+        provider = self.provider(agent.model)
+        runner = CaseRunner(
+            fit_to_model(agent, provider.model), self.agents, provider.model, provider, governance,
+            self.env,
+        )  # fmt: skip
+        yield runner.open_run
+
+    def _static_check(self, name: str) -> Callable[[Candidate, Genome, Genome], StageResult]:
+        from evoclaw.evolution.gate.leaks import LeakCheck
+        from evoclaw.evolution.gate.static import static_result
+        from evoclaw.orchestrator.agents.tuning import check_genome
+
+        def judge(candidate: Candidate, old: Genome, new: Genome) -> StageResult:
+            agent, skills = self.agents[name], self.skills.skills()
+            default = self.provider("").model
+
+            def check(genome: Genome) -> None:
+                names = [skill.name for skill in skills]
+                check_genome(agent, genome, skills=names, default_model=default)
+
+            return static_result(
+                agent, self.tools(name), old, new, digest=candidate.proposal.digest,
+                untrusted=candidate.proposal.untrusted,
+                skills={
+                    skill.name: frozenset(program.tool.name for program in skill.programs)
+                    for skill in skills
+                },
+                check=check, leaks=LeakCheck(self._cases(name)),
+            )  # fmt: skip
+
+        return judge
+
+    def _real_runs(self, name: str) -> RealRuns:
+        import msgspec
+
+        from evoclaw.core.labels import LOCAL_PRINCIPAL
+        from evoclaw.evolution.real_runs import RealRuns, RunComment
+        from evoclaw.store.metrics.store import MetricsStore
+        from evoclaw.store.sessions.ratings import RatingStore
+        from evoclaw.store.sessions.sessions import SessionStore
+
+        ratings = RatingStore(self.database)
+
+        async def rating_of(run: str) -> RunComment | None:
+            found = await ratings.get(LOCAL_PRINCIPAL.tenant, run)
+            return None if found is None else msgspec.json.decode(found, type=RunComment)
+
+        return RealRuns(name, MetricsStore(self.database), SessionStore(self.database), rating_of)
+
+
+@asynccontextmanager
+async def open_campaign_parts(env: Mapping[str, str]) -> AsyncGenerator[CampaignParts]:
+    """The parts for a command, beside a service that may run."""
+    import tempfile
+
+    from evoclaw.config.paths import default_data_folder
+    from evoclaw.providers.cache import ProviderCache
+    from evoclaw.providers.http import Http
+    from evoclaw.providers.registry import find_model
+    from evoclaw.wiring.agents import defined_agents
+    from evoclaw.wiring.evolution import signed_lineage
+    from evoclaw.wiring.governance import open_governance
+    from evoclaw.wiring.settings import orchestrator_settings, provider_options
+    from evoclaw.wiring.store import all_schemas, connect_database
+    from evoclaw.wiring.toolbox import open_toolbox
+
+    async with AsyncExitStack() as stack:
+        database = await stack.enter_async_context(connect_database(env, *all_schemas()))
+        governance = await stack.enter_async_context(open_governance(env, database=database))
+        http = await stack.enter_async_context(Http())
+        default, problem = await find_model(env)
+        options = provider_options(orchestrator_settings(env))
+        providers = ProviderCache(
+            http, env, default, stack, database.flush, no_model=problem, options=options
+        )
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="evoclaw-evolve-")))
+        toolbox = await stack.enter_async_context(open_toolbox(folder, env, key="evolve"))
+        agents = defined_agents(env)
+        lineage = signed_lineage(
+            database, default_data_folder(env), agents, toolbox.skill_registry, default
+        )
+        yield CampaignParts(
+            env=env, database=database, agents=agents, lineage=lineage, governance=governance,
+            provider=providers.get, skills=toolbox.skill_registry,
+            tools=lambda _: [*(bound.tool for bound in toolbox.tools), *toolbox.extension_tools()],
+        )  # fmt: skip
+
+
+@asynccontextmanager
+async def open_candidates(
+    env: Mapping[str, str],
+) -> AsyncGenerator[tuple[GenomeLineage, Callable[[LineageEntry], None]]]:
+    """The lineages, and what writes an entry to the audit; beside a service that may run."""
+    from evoclaw.config.paths import default_data_folder
+    from evoclaw.core.errors import ConfigError
+    from evoclaw.observe.audit.writer import serving_audit
+    from evoclaw.wiring.evaluation import open_lineage
+    from evoclaw.wiring.settings import orchestrator_settings
+
+    settings = orchestrator_settings(env).audit
+    async with (
+        serving_audit(default_data_folder(env), settings, env) as audit,
+        open_lineage(env) as lineage,
+    ):
+        if audit is not None and audit.failing:
+            raise ConfigError(f"nothing is decided while the audit fails: {audit.failing}")
+        yield lineage, lambda entry: record_entry(audit, entry)
+
+
+@asynccontextmanager
+async def serving_evolution(parts: Callable[[], CampaignParts]) -> AsyncGenerator[None]:
+    """Drive the evolution of every agent that has proposers, while the block runs.
+
+    `parts` are those of now: the settings may be reloaded.
+    """
+    supervising = asyncio.create_task(_supervise(parts), name="evolution")
+    try:
+        yield
+    finally:
+        supervising.cancel()
+        await asyncio.wait([supervising])
+
+
+async def _supervise(parts: Callable[[], CampaignParts]) -> None:
+    """Start and end engines as the settings say; they may be reloaded."""
+    driving: dict[str, tuple[Agent, Governance, asyncio.Task[None]]] = {}
+    try:
+        while True:
+            now = parts()
+            wanted = {name: agent for name, agent in now.agents.items() if agent.evolution.is_on}
+            for name, (agent, governance, task) in list(driving.items()):
+                if wanted.get(name) != agent or governance is not now.governance or task.done():
+                    task.cancel()
+                    await asyncio.wait([task])
+                    del driving[name]
+            for name in wanted.keys() - driving.keys():
+                task = asyncio.create_task(_drive(parts, name), name=f"evolution {name}")
+                driving[name] = wanted[name], now.governance, task
+            await asyncio.sleep(RELOAD_POLL_INTERVAL_S)
+    finally:
+        tasks = [task for *_, task in driving.values()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+async def _drive(parts: Callable[[], CampaignParts], name: str) -> None:
+    """Drive the evolution of one agent, while this process has the lease."""
+    from evoclaw.core.errors import EvoClawError
+
+    lease = evolution_lease(name, parts().database)
+    try:
+        while True:
+            try:
+                engine = parts().engine(name)
+                await lease.acquire()
+                await lease.hold(engine.serve())
+            except EvoClawError as problem:
+                logger.warning("evolution of %s: %s", name, problem)
+                await asyncio.sleep(EVOLUTION_LEASE_S)
+    finally:
+        await lease.release()

@@ -1,0 +1,191 @@
+"""The guide on evolution, typed: from a bad prompt to a promoted one, beside a real service."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shlex
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evoclaw.cli import exits
+from tests.support.command_line import Typed
+from tests.support.up_process import PATIENCE, UpProcess, up_process
+from tests.support.waiting import until
+
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "guides" / "evolution.md").read_text()
+SECTION = GUIDE.partition("### From a bad prompt")[2]
+SETTINGS = SECTION.partition("```toml\n")[2].partition("```")[0]
+SLOW_S = 4 * PATIENCE
+
+pytestmark = pytest.mark.process
+
+
+@asynccontextmanager
+async def scripted_model() -> AsyncGenerator[str]:
+    """The model of the guide; its address."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(ROOT / "examples/evolution/scripted_model.py"), "0",
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        line = await asyncio.wait_for(process.stdout.readline(), PATIENCE)
+        yield line.decode().strip()
+    finally:
+        process.kill()
+        await process.wait()
+
+
+@asynccontextmanager
+async def adder(folder: Path, more: str = "") -> AsyncGenerator[UpProcess]:
+    """The agent of the guide with its cases; the service is not started."""
+    async with scripted_model() as url, up_process(folder) as up:
+        up.shell.env |= {"EVOCLAW_MODEL": "vllm/qwen3-adder", "VLLM_BASE_URL": url}
+        up.configure(f"{SETTINGS}{more}")
+        making = await asyncio.create_subprocess_exec(
+            "sh", str(ROOT / "examples/evolution/make_cases.sh"), str(up.home / "cases")
+        )
+        assert await making.wait() == 0
+        yield up
+
+
+async def typed(up: UpProcess, line: str, *more: str, number: int = 5) -> Typed:
+    """Type a line of the guide, with the number of the candidate here."""
+    assert line in GUIDE, f"the guide does not say {line!r}"
+    words = [str(number) if word == "5" else word for word in shlex.split(line)]
+    return await up.shell.type(*words[1:], *more)
+
+
+async def candidates(up: UpProcess) -> list[dict[str, Any]]:
+    ran = await up.shell.type("evolve", "list", "adder", "--json")
+    assert ran.code == exits.OK, ran.err
+    return json.loads(ran.out)["candidates"]
+
+
+async def wait_for_stage(up: UpProcess, wanted: str) -> dict[str, Any]:
+    """Wait until the candidate is at a stage, or in a state."""
+    found: list[dict[str, Any]] = []
+
+    async def reached() -> bool:
+        found[:] = await candidates(up)
+        assert not found or found[0]["state"] != "rejected", (found, up.output())
+        return bool(found) and wanted in (found[0]["stage"], found[0]["state"])
+
+    await until(reached, SLOW_S, f"the candidate is {wanted}")
+    return found[0]
+
+
+async def ask(up: UpProcess) -> str:
+    """A new session with one message of the guide; the answer."""
+    assert 'echo "How much is 1 plus 1?" | evoclaw chat --agent adder' in GUIDE
+    ran = await up.shell.type("chat", "--agent", "adder", stdin=b"How much is 1 plus 1?\n")
+    assert ran.code == exits.OK, ran.err
+    return ran.out.strip()
+
+
+async def test_the_guide_leads_from_a_bad_prompt_to_a_promoted_one(tmp_path: Path) -> None:
+    async with adder(tmp_path) as up:
+        before = await typed(up, "evoclaw eval adder")
+        assert before.out.splitlines()[-1].startswith("0 of 26 passed"), before
+        dry = await typed(up, "evoclaw evolve adder --dry-run")
+        assert dry.out.splitlines() == ["adder has no candidates", "next: ask the proposers"]
+        assert await candidates(up) == []
+
+        ran = await typed(up, "evoclaw evolve adder")
+        assert re.search(r"candidate \d+ waits for an approval", ran.out), (ran.out, ran.err)
+        (candidate,) = await candidates(up)
+        number = candidate["number"]
+        assert "result only" in candidate["genome"]["prompt"]
+        assert candidate["results"]["validation"]["evidence"]["candidate"]["rate"] == 1.0
+        approved = await typed(
+            up,
+            'evoclaw evolve approve adder 5 --reason "short answers are better"',
+            number=number,
+        )
+        assert approved.out == f"candidate {number} of adder approved\n", approved.err
+
+        client = await up.start()
+        for _ in range(2):
+            assert "I believe" in await ask(up)
+        await wait_for_stage(up, "canary")
+        for _ in range(3):
+            assert await ask(up) == "2"
+        promoted = await wait_for_stage(up, "promoted")
+        assert promoted["number"] == number
+        shown = await typed(up, "evoclaw genome show adder")
+        assert "result only" in shown.out
+        verified = await typed(up, "evoclaw genome verify adder")
+        assert verified.code == exits.OK, verified.out
+        driven = await typed(up, "evoclaw evolve adder")
+        assert "the service drives this campaign" in driven.out
+
+        audit = await client.get("/v1/audit?kind=evolution")
+        stages = [record.get("stage") for record in audit.json["items"]]
+        assert {"static", "validation", "safety", "approval", "shadow", "canary"} <= set(stages)
+        back = await typed(up, "evoclaw genome rollback adder")
+        assert back.code == exits.OK, back.err
+        assert "I believe" in await ask(up)
+
+
+async def test_a_stop_holds_evolution_and_a_key_approves(tmp_path: Path) -> None:
+    async with adder(tmp_path) as up:
+        signed = await up.shell.type("evolve", "sign", "0" * 64, "--key", "release.key")
+        public = signed.out.partition(":")[0]
+        up.configure(f'{SETTINGS}approver_keys = ["{public}"]\n')
+        stopped = await up.shell.type("stop", "--agent", "adder", "--reason", "holiday")
+        assert stopped.code == exits.OK, stopped.err
+        await up.start()
+        held = await up.shell.type("evolve", "adder", "--dry-run")
+        assert held.out.splitlines()[-1] == "next: ask the proposers", held.err
+        released = await up.shell.type("stop", "--agent", "adder", "--release")
+        assert released.code == exits.OK, released.err
+        waiting = await wait_for_stage(up, "approval")
+        wrong = await up.shell.type(
+            "evolve", "approve", "adder", str(waiting["number"]), "--signature", signed.out.strip()
+        )
+        assert "the signature is not one of candidate" in wrong.err
+        signed = await up.shell.type("evolve", "sign", waiting["hash"], "--key", "release.key")
+        approved = await up.shell.type(
+            "evolve", "approve", "adder", str(waiting["number"]), "--signature", signed.out.strip()
+        )
+        assert approved.code == exits.OK, approved.err
+        await wait_for_stage(up, "shadow")
+        assert (await up.shell.type("genome", "verify", "adder")).code == exits.OK
+
+
+async def test_a_service_killed_during_a_campaign_continues_it(tmp_path: Path) -> None:
+    async with adder(tmp_path) as up:
+        await up.start()
+        await until(lambda: candidates(up), SLOW_S, "there is a candidate")
+        await up.kill()
+        await up.start()
+        waiting = await wait_for_stage(up, "approval")
+        rejected = await up.shell.type(
+            "evolve", "reject", "adder", str(waiting["number"]), "--reason", "no"
+        )
+        assert rejected.code == exits.OK, rejected.err
+        assert (await candidates(up))[0]["state"] == "rejected"
+        assert (await up.shell.type("genome", "verify", "adder")).code == exits.OK
+
+
+async def test_wrong_settings_and_names_say_what_to_do(tmp_path: Path) -> None:
+    async with adder(tmp_path) as up:
+        unknown = await up.shell.type("evolve", "list", "nobody")
+        assert "nobody" in unknown.err and "adder" in unknown.err
+        up.configure('[[agents]]\nid = "adder"\n')
+        off = await up.shell.type("evolve", "adder")
+        assert "add [agents.evolution] with proposers" in off.err
+        up.configure('[[agents]]\nid = "adder"\n[agents.evolution]\nrepeats = 2\n')
+        without = await up.shell.type("evolve", "adder")
+        assert "without `proposers` these settings have no effect" in without.err
+        up.configure('[[agents]]\nid = "adder"\n[agents.evolution]\nproposers = ["magic"]\n')
+        magic = await up.shell.type("evolve", "adder")
+        assert "magic" in magic.err
