@@ -315,6 +315,45 @@ async def test_a_background_response_is_retrieved_and_cancelled(tmp_path: Path) 
         assert run.stop is StopReason.CANCELLED
 
 
+async def test_a_background_response_is_streamed_later_and_after_a_lost_connection(
+    tmp_path: Path,
+) -> None:
+    held = HeldModel()
+    async with serve_agents(tmp_path, model=held) as house, client(house) as ai:
+        started = await ai.responses.create(model="lead", input="x", background=True)
+        await held.asked.wait()
+        stream = await ai.responses.retrieve(started.id, stream=True)
+        first = await anext(stream)
+        assert (first.type, first.sequence_number) == ("response.created", 0)
+        held.goes_on.set()
+        events = [event async for event in stream]
+        assert events[-1].type == "response.completed"
+        assert events[-1].response.output_text == "Well, yes."
+        said = [event.text for event in events if event.type == "response.output_text.done"]
+        assert said == ["Well, yes."]
+        again = await ai.responses.retrieve(started.id, stream=True, starting_after=100)
+        (last,) = [event async for event in again]
+        assert (last.type, last.sequence_number) == ("response.completed", 101)
+        assert last.response.output_text == "Well, yes."
+
+
+async def test_the_input_items_of_a_response_can_be_listed(tmp_path: Path) -> None:
+    async with serve_agents(tmp_path, says("1")) as house, client(house) as ai:
+        given: Any = [
+            {"role": "user", "content": "One?"},
+            {"role": "assistant", "content": "Yes."},
+            {"role": "user", "content": "Two?"},
+        ]
+        made = await ai.responses.create(model="lead", input=given, instructions="Be short.")
+        listed = await ai.responses.input_items.list(made.id, order="asc")
+        texts = [(item.role, item.content[-1].text) for item in listed.data]
+        assert texts == [
+            ("system", "Be short."), ("user", "One?"), ("assistant", "Yes."), ("user", "Two?"),
+        ]  # fmt: skip
+        pages = [item.id async for item in ai.responses.input_items.list(made.id, limit=1)]
+        assert pages == [item.id for item in reversed(listed.data)]
+
+
 async def test_a_deleted_response_is_gone_unless_others_continue_it(tmp_path: Path) -> None:
     async with (
         serve_agents(tmp_path, says("1"), says("2"), says("3")) as house,

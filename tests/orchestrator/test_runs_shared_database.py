@@ -70,6 +70,24 @@ async def test_late_writes_to_a_run_that_was_taken_over_are_rejected(place: Plac
         assert old.runs.active_count == 0
 
 
+async def test_the_next_run_of_a_session_does_not_wait_for_one_that_was_taken_over(
+    place: Place,
+) -> None:
+    # This process has not noticed yet that another one ended the first run.
+    async with open_run_service(place, settings=replace(QUICK, lease_s=600)) as old:
+        gate = old.gate = Gate()
+        first = await old.start("hello")
+        await gate.next()
+        async with open_run_service(place) as new:
+            await queue(new).expire_holders([queue(old).holder])
+            ended = await new.wait_ended(first.run_id)
+        old.gate = None
+        second = await old.start("again", session=ended.session_id)
+        answered = await old.wait_ended(second.run_id)
+        assert (answered.stop, answered.text) == (StopReason.COMPLETED, "lead: again")
+        assert [active.claim.run_id for active in _live(old)] == []
+
+
 async def _sign_of_life(house: RunServiceHarness, run_id: str) -> object:
     """What a holder renews: its lease, or with an engine what that knows of it."""
     stored = await house.store.run(run_id)

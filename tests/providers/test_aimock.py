@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from evoclaw.core.errors import ProviderError, ProviderErrorKind
+from evoclaw.core.errors import ConfigError, ProviderError, ProviderErrorKind
 from evoclaw.core.events import Replied, ReplyEvent, ReplyRetried, TextDelta
 from evoclaw.core.history import History
 from evoclaw.core.messages import (
@@ -28,6 +28,7 @@ from evoclaw.core.messages import (
 from evoclaw.core.ports import Provider, Request
 from evoclaw.core.tools import Tool, failure
 from evoclaw.providers.anthropic import AnthropicProvider
+from evoclaw.providers.embeddings import EmbeddingServer
 from evoclaw.providers.http import Http, RetryPolicy
 from evoclaw.providers.ollama import OllamaProvider
 from evoclaw.providers.openai import OpenAIProvider
@@ -309,3 +310,20 @@ async def test_a_history_from_another_provider_is_sent_in_every_dialect(
     sent = [json.dumps(entry["body"]) for entry in await journal()]
     assert len(sent) == 3
     assert all("bad arguments" in body for body in sent)
+
+
+async def test_a_server_of_ones_own_makes_embeddings(address: str) -> None:
+    async with Http() as http:
+        embed = EmbeddingServer("openai/e", http, {"OPENAI_BASE_URL": f"{address}/v1"})
+        made = json.loads(await embed({"input": ["one", "two"]}))
+        assert [item["index"] for item in made["data"]] == [0, 1]
+        assert all(-1 <= number <= 1 for number in made["data"][0]["embedding"])
+        gone = EmbeddingServer("ollama/e", http, {"OLLAMA_HOST": "http://127.0.0.1:1"})
+        with pytest.raises(ProviderError, match="ollama/e"):
+            await gone({"input": "one"})
+
+
+def test_a_hosted_embedding_model_is_refused_because_no_budget_counts_it() -> None:
+    for name in ("openai/text-embedding-3-small", "anthropic/claude"):
+        with pytest.raises(ConfigError, match="embedding_model"):
+            EmbeddingServer(name, Http(), {"OPENAI_API_KEY": KEY})

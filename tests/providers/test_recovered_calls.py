@@ -7,10 +7,21 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
-from evoclaw.core.events import Replied, TextDelta
+from evoclaw.core.events import Replied, ReplyEvent, ReplyRetried, TextDelta
 from evoclaw.core.history import History
-from evoclaw.core.messages import Finish, Message, Reply, TextBlock, ToolCall, ToolResult, user
+from evoclaw.core.messages import (
+    ErrorKind,
+    Finish,
+    Message,
+    Reply,
+    TextBlock,
+    ToolCall,
+    ToolResult,
+    Usage,
+    user,
+)
 from evoclaw.core.ports import Request
 from evoclaw.core.tools import Tool
 from evoclaw.core.toolset import Toolset
@@ -196,10 +207,36 @@ async def test_a_call_that_the_model_repeats_from_a_message_is_text() -> None:
     assert reply.calls == ()
 
 
-async def test_the_same_call_again_is_a_call_if_only_the_model_wrote_it_before() -> None:
-    before = Reply(calls=(ToolCall("text_1", "read", CALL),)), result("nothing")
-    _, reply = await ask(CALL, *before)
-    assert [call.id for call in reply.calls] == ["text_2"]
+async def ask_again(*replies: Reply, answer: ToolResult) -> tuple[list[ReplyEvent], Scripted]:
+    """What a model that made the call and got its answer says next."""
+    before = Reply(calls=(ToolCall("text_1", "read", '{ "path": "note.txt" }'),)), answer
+    request = Request(History([user("What does note.txt say?"), *before]), TOOLS)
+    model = Scripted(*replies)
+    return [event async for event in RecoveredCallsProvider(model).stream(request)], model
+
+
+async def test_a_model_that_repeats_an_answered_call_is_asked_again_without_tools() -> None:
+    repeated = Reply(f"Let me see. {CALL}", usage=Usage(10, 5), cost=0.5)
+    answer = Reply("It says hello.", usage=Usage(12, 4), cost=0.25)
+    events, model = await ask_again(repeated, answer, answer=result("hello"))
+    assert [request.offer_tools for request in model.requests] == [True, False]
+    assert any(isinstance(event, ReplyRetried) for event in events), "its first text is void"
+    assert events[-1] == Replied(replace(answer, usage=Usage(22, 9), cost=0.75))
+
+
+async def test_a_failed_call_may_be_repeated() -> None:
+    failed = ToolResult("text_1", "read", (TextBlock("busy"),), ErrorKind.TIMEOUT)
+    events, _ = await ask_again(says(CALL), answer=failed)
+    assert isinstance(events[-1], Replied)
+    assert [call.id for call in events[-1].reply.calls] == ["text_2"]
+
+
+async def test_another_call_after_an_answered_one_is_a_call() -> None:
+    other = '{"name": "read", "arguments": {"path": "other.txt"}}'
+    events, model = await ask_again(says(other), answer=result("see other.txt"))
+    assert isinstance(events[-1], Replied)
+    assert [call.name for call in events[-1].reply.calls] == ["read"]
+    assert len(model.requests) == 1
 
 
 async def test_a_reply_with_a_native_call_keeps_its_text() -> None:

@@ -102,6 +102,10 @@ async def _big_chat(service: HttpService) -> int:
     return await service.status("/v1/chat/completions", data=b" " * 3_000)
 
 
+async def _embeddings(service: HttpService) -> int:
+    return await service.status("/v1/embeddings", data=b'{"model": "e", "input": "hello"}')
+
+
 async def _three_requests(service: HttpService) -> list[int]:
     return [await service.status() for _ in range(3)]
 
@@ -145,6 +149,7 @@ SERVER_ROWS: Rows = {
     "server.max_chat_body_bytes": _row(
         "max_body_bytes = 1024\nmax_chat_body_bytes = 2048", _big_chat, "max_body_bytes = 1024"
     ),
+    "server.embedding_model": _row('embedding_model = "openai/e"', _embeddings),
     "server.requests_per_minute": _row(
         "burst = 1\nrequests_per_minute = 1",
         _three_requests,

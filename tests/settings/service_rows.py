@@ -378,10 +378,15 @@ def _prompt_rows() -> Rows:
     }  # fmt: skip
     words = {key: line.split('"')[1] for key, line in lines.items()}
     text = "\n".join(lines.values())
+    untrusted = agent(
+        'system_messages = "untrusted"',
+        lambda made: made.default_agent.trusts_system_messages,
+        shown="tests/api/test_openai_client.py::trusts_system_messages",
+    )
     return {
         f"agents.{key}": agent(text, lambda made, word=word: word in prompt(made))
         for key, word in words.items()
-    }
+    } | {"agents.system_messages": untrusted}
 
 
 def _limit_rows() -> Rows:

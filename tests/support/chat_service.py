@@ -16,7 +16,7 @@ from evoclaw.api.server import serving
 from evoclaw.api.settings import ServerSettings
 from evoclaw.core.agent import Agent, Field, FieldType, LoopSettings
 from evoclaw.core.events import Replied, ReplyEvent, TextDelta
-from evoclaw.core.messages import Reply, Usage
+from evoclaw.core.messages import JSON, Reply, Usage
 from evoclaw.core.ports import AllowAll, Approver, NoApprover, Policy, Ports, Provider, Request
 from evoclaw.core.profile import Profile
 from evoclaw.core.tools import Tool
@@ -122,6 +122,7 @@ async def serve_agents(
     model: Provider | None = None,
     agents: Sequence[Agent] = (LEAD, TALKER, SUMS),
     settings: ServerSettings = HERE,
+    embed: Callable[[Mapping[str, JSON]], Awaitable[bytes]] | None = None,
 ) -> AsyncGenerator[ChatService]:
     """Serve agents while the block runs."""
     async with AsyncExitStack() as stack:
@@ -141,6 +142,7 @@ async def serve_agents(
                 runs=runs,
                 conversations=talks,
                 tools=house.offered,
+                embed=embed,
             )
         )
         await stack.enter_async_context(runs.serving())

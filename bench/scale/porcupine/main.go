@@ -25,6 +25,14 @@ type operation struct {
 	Ended    int64     `json:"ended"`
 	Appended string    `json:"appended"`
 	Read     *[]string `json:"read"`
+	// What the list's read found, with a line feed after each element.
+	final string
+}
+
+// The elements of one list so far, each with a line feed, and whether they were read.
+type state struct {
+	elements string
+	read     bool
 }
 
 type verdict struct {
@@ -34,19 +42,20 @@ type verdict struct {
 	Undecided  []string `json:"undecided"`
 }
 
-// The state is the elements of one list, each with a line feed.
+// A list is read once, and an order of appends that the read contradicts need not be tried further:
+// otherwise appends at the same time are tried in every order.
 var model = porcupine.Model{
-	Init: func() interface{} { return "" },
-	Step: func(state, input, _ interface{}) (bool, interface{}) {
-		elements, done := state.(string), input.(operation)
-		if done.Read == nil {
-			return true, elements + done.Appended + "\n"
+	Init: func() interface{} { return state{} },
+	Step: func(before, input, _ interface{}) (bool, interface{}) {
+		now, done := before.(state), input.(operation)
+		if done.Read != nil {
+			return now.elements == done.final, state{now.elements, true}
 		}
-		read := ""
-		for _, element := range *done.Read {
-			read += element + "\n"
+		if now.read {
+			return true, now
 		}
-		return read == elements, elements
+		now.elements += done.Appended + "\n"
+		return strings.HasPrefix(done.final, now.elements), now
 	},
 	DescribeOperation: func(input, _ interface{}) string {
 		done := input.(operation)
@@ -76,6 +85,7 @@ func main() {
 	}
 	found.Lists = len(lists)
 	for name, history := range lists {
+		addFinal(history)
 		switch porcupine.CheckOperationsTimeout(model, history, timeoutOfList) {
 		case porcupine.Illegal:
 			found.Illegal = append(found.Illegal, name)
@@ -87,6 +97,26 @@ func main() {
 	sort.Strings(found.Undecided)
 	if err := json.NewEncoder(os.Stdout).Encode(found); err != nil {
 		fail(err)
+	}
+}
+
+func addFinal(history []porcupine.Operation) {
+	final, reads := "", 0
+	for _, one := range history {
+		if read := one.Input.(operation).Read; read != nil {
+			reads++
+			for _, element := range *read {
+				final += element + "\n"
+			}
+		}
+	}
+	if reads != 1 {
+		fail(fmt.Errorf("a list has %d reads; exactly one is expected", reads))
+	}
+	for number, one := range history {
+		done := one.Input.(operation)
+		done.final = final
+		history[number].Input = done
 	}
 }
 

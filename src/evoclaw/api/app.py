@@ -15,6 +15,7 @@ from evoclaw.api.json_request import JsonRequest
 from evoclaw.api.lazy_app import LazyApp
 from evoclaw.api.middleware import RequestGate
 from evoclaw.api.openai import routes as openai
+from evoclaw.api.openai.embeddings import EMBEDDING_ROUTES
 from evoclaw.api.openai.response_routes import RESPONSE_ROUTES
 from evoclaw.api.openapi import OpenApiDocument
 from evoclaw.api.routes import (
@@ -89,6 +90,7 @@ def api_routes() -> list[HTTPRouteHandler]:
         *agents.ROUTES,
         *openai.ROUTES,
         *RESPONSE_ROUTES,
+        *EMBEDDING_ROUTES,
         *runs.ROUTES,
         *undo.ROUTES,
         *replays.ROUTES,

@@ -103,6 +103,8 @@ class ApiDependencies:
     edit_toml: EditToml | None = None
     """Sets values in a TOML text by their paths, and keeps its comments; None removes one."""
     model_checks: ModelChecks | None = None
+    embed: Callable[[Mapping[str, JSON]], Awaitable[bytes]] | None = None
+    """Answers a request for embeddings; None if no model is configured for them."""
     canvases: Canvases | None = None
     ratings: RunRatings | None = None
     policies: PolicyExplainer | None = None

@@ -14,8 +14,8 @@ from evoclaw.orchestrator.people.jwt_access import JwtSettings
 
 MIN_TOKEN_CHARS = 32
 """Characters of a configured token."""
-CHAT_PATHS = frozenset({"/v1/chat/completions", "/v1/responses"})
-"""Paths whose bodies contain conversations, perhaps with images."""
+CHAT_PATHS = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/embeddings"})
+"""Paths whose bodies contain conversations, perhaps with images, or many texts."""
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 
@@ -70,8 +70,11 @@ class ServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_body_bytes: Annotated[int, Meta(ge=1_024, le=1 << 30)] = 1 << 20
     """The size limit of a request body."""
     max_chat_body_bytes: Annotated[int, Meta(ge=1_024, le=1 << 30)] = 20 << 20
-    """The size limit of the body of `/v1/chat/completions` and `/v1/responses`: conversations with
-    images."""
+    """The size limit of the body of `/v1/chat/completions`, `/v1/responses` and `/v1/embeddings`:
+    conversations with images, or many texts."""
+    embedding_model: str = ""
+    """The model of `/v1/embeddings`, on a server of your own, such as `ollama/nomic-embed-text`;
+    empty: there is none."""
     body_seconds: Annotated[float, Meta(gt=0, le=3_600)] = 30.0
     """The time limit for receiving a request body."""
     requests_per_minute: Count = 600

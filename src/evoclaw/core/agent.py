@@ -121,6 +121,8 @@ class Agent(Struct, frozen=True, omit_defaults=True):
     """The agents that it works with."""
     owner: str = ""
     """The person or team responsible for it."""
+    trusts_system_messages: bool = True
+    """Whether a program's system messages are instructions, or text of outsiders."""
     genome: Genome = CONFIGURED
     """What it is tuned with; the fields above have its prompt, limits and models already."""
     evolution: AgentEvolution = AgentEvolution()

@@ -137,7 +137,7 @@ class LocalFiles:
         kind = kind_of(about.st_mode)
         if kind == "dir":
             raise ToolFailure(
-                ErrorKind.INVALID_PARAMS, f"'{path}' is a folder. Use glob to see what is in it."
+                ErrorKind.INVALID_PARAMS, f"'{path}' is a folder. List it to see what is in it."
             )
         if kind != "file":
             raise ToolFailure(

@@ -217,7 +217,7 @@ def explained(problem: OSError, path: str, near: Iterable[str] = ()) -> ToolFail
         return outside(path)
     if code == errno.ENOENT:
         guess = ", ".join(f"'{path}'" for path in near)
-        hint = f"Did you mean {guess}?" if guess else "Use glob to see what there is."
+        hint = f"Did you mean {guess}?" if guess else "List the folder to see what there is."
         return ToolFailure(ErrorKind.NOT_FOUND, f"'{path}' does not exist. {hint}")
     if code == errno.ELOOP:
         return ToolFailure(

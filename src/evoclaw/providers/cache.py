@@ -23,6 +23,7 @@ from evoclaw.providers.scripted import DIRECT_MODEL, DirectProvider
 from evoclaw.providers.wrappers import Flush, WriteBarrierProvider, close
 
 if TYPE_CHECKING:
+    from evoclaw.providers.embeddings import EmbeddingServer
     from evoclaw.providers.http import Http
 
 MAX_CACHED_MODELS = 256
@@ -78,6 +79,12 @@ class ProviderCache:
         """Why a model is unavailable; empty if no problem is known."""
         provider = self.get(name)
         return provider.reason if isinstance(provider, UnavailableModel) else ""
+
+    def embeddings(self, name: str) -> EmbeddingServer:
+        """What makes embeddings with a model; raises `ConfigError`."""
+        from evoclaw.providers.embeddings import EmbeddingServer
+
+        return EmbeddingServer(name, self._http, self._env)
 
     def _make(self, name: str) -> Provider:
         if not name:

@@ -1,4 +1,8 @@
-"""Calls that a model wrote as JSON into its text are calls, if it made no native one."""
+"""Calls that a model wrote as JSON into its text are calls, if it made no native one.
+
+Small models then often repeat the call when they get its result, again and again. They are asked
+once more without tools, and answer from the result.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,8 @@ from contextlib import aclosing
 import msgspec
 
 from evoclaw.core.events import Replied, ReplyEvent, ReplyRetried, TextDelta
-from evoclaw.core.messages import Finish, Reply, ToolCall
+from evoclaw.core.history import History
+from evoclaw.core.messages import Finish, Reply, ToolCall, ToolResult
 from evoclaw.core.ports import Provider, Request
 from evoclaw.core.profile import Profile
 from evoclaw.core.toolset import Toolset
@@ -18,6 +23,9 @@ from evoclaw.providers.text_call_scanner import ScannedCall
 from evoclaw.providers.text_calls import last_call_number
 from evoclaw.providers.untrusted_texts import UntrustedTexts
 from evoclaw.providers.wrappers import close
+
+REPEATED_CALL = "repeated_call"
+"""The kind of `ReplyRetried` for a reply that only repeats the last calls."""
 
 
 class RecoveredCallsProvider:
@@ -47,6 +55,21 @@ class RecoveredCallsProvider:
                 async for piece in pieces:
                     yield piece
             return
+        async with aclosing(self._with_calls(request)) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, Replied) and _is_repeating(piece.reply, request.history):
+                    break
+                yield piece
+            else:
+                return
+        yield ReplyRetried(REPEATED_CALL, "it repeated a call that was answered", 1, 0.0)
+        without_tools = msgspec.structs.replace(request, offer_tools=False)
+        async with aclosing(self.inner.stream(without_tools)) as closing:
+            async for event in closing:
+                is_last = isinstance(event, Replied)
+                yield Replied(_paid(event.reply, piece.reply)) if is_last else event
+
+    async def _with_calls(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
         reader = _Reader(request)
         async with aclosing(self.inner.stream(request)) as pieces:
             async for piece in pieces:
@@ -66,6 +89,37 @@ class RecoveredCallsProvider:
                         yield Replied(reader.reply(reply))
                     case _:
                         yield piece
+
+
+def _is_repeating(reply: Reply, history: History) -> bool:
+    """Whether a reply has calls in its text, all of them answered well in the last turn."""
+    if not reply.recovered:
+        return False
+    answered: set[str] = set()
+    made: set[tuple[str, bytes]] = set()
+    for message in reversed(history.to_tuple()):
+        if isinstance(message, ToolResult) and message.error is None:
+            answered.add(message.call_id)
+        elif isinstance(message, Reply):
+            made = {_content(call) for call in message.calls if call.id in answered}
+            break
+        elif not isinstance(message, ToolResult):
+            break
+    return all(_content(call) in made for call in reply.calls)
+
+
+def _content(call: ToolCall) -> tuple[str, bytes]:
+    """The tool and the arguments, however they are written."""
+    try:
+        return call.name, msgspec.json.encode(msgspec.json.decode(call.arguments), order="sorted")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return call.name, call.arguments.encode(errors="replace")
+
+
+def _paid(reply: Reply, before: Reply) -> Reply:
+    """A reply with the tokens and the cost of the one before it."""
+    cost = None if reply.cost is None or before.cost is None else reply.cost + before.cost
+    return msgspec.structs.replace(reply, usage=reply.usage + before.usage, cost=cost)
 
 
 class _Reader:

@@ -253,6 +253,25 @@ def _provider_class(dialect: Dialect) -> Callable[..., Provider]:
             return OpenAIResponsesProvider
 
 
+class FoundEndpoint(Struct, frozen=True):
+    """The server of a model, with its URL in this environment."""
+
+    prefix: str
+    model: str
+    endpoint: Endpoint
+    base_url: str
+    moved: bool
+    """Whether the environment names another URL than the vendor's."""
+
+
+def find_endpoint(name: str, env: Mapping[str, str]) -> FoundEndpoint:
+    """The known server of `prefix/model`; raises `ConfigError`."""
+    prefix, model = _split(name, ENDPOINTS)
+    return FoundEndpoint(
+        prefix, model, ENDPOINTS[prefix], *_address(prefix, ENDPOINTS[prefix], env)
+    )
+
+
 def _split(name: str, known: Collection[str]) -> tuple[str, str]:
     prefix, slash, model = name.partition("/")
     if slash and prefix in known and model:

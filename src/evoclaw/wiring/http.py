@@ -203,6 +203,7 @@ def _api_dependencies(
         agent_definitions=agent_definition_file(env),
         edit_toml=update_values,
         model_checks=ModelChecks(runtime.providers.get, runtime.providers.problem),
+        embed=runtime.providers.embeddings(name) if (name := settings.embedding_model) else None,
         canvases=run_factory.canvases,
         ratings=RunRatings(RatingStore(runtime.stores.database)),
         policies=policy_explainer(run_factory, runtime.agents),

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from msgspec import Struct
 
 from evoclaw.api.openai.answers import ChatAnswer
 from evoclaw.api.openai.errors import to_openai_error
 from evoclaw.api.openai.schemas import UsageOut
-from evoclaw.core.messages import JSON
+from evoclaw.core.messages import (
+    JSON,
+    Block,
+    ImageBlock,
+    Message,
+    Reply,
+    SystemMessage,
+    ToolResult,
+    UserMessage,
+)
 
 SERVER_LABEL = "evoclaw"
 """The `server_label` of calls that the agent made with its own tools."""
@@ -145,3 +155,35 @@ def caller_call_item(
         "input" if custom else "arguments": arguments,
         "status": "completed",
     }
+
+
+def input_items(response_id: str, messages: Sequence[Message]) -> list[dict[str, JSON]]:
+    """The messages that a run was started with, as input items with ids of their own."""
+    found: list[dict[str, JSON]] = []
+
+    def add(kind: str, **fields: JSON) -> None:
+        item_id = f"in_{response_id.removeprefix('resp_')}_{len(found)}"
+        found.append({"type": kind, "id": item_id, "status": "completed", **fields})
+
+    for message in messages:
+        match message:
+            case ToolResult():
+                add("function_call_output", call_id=message.call_id, output=message.text)
+            case SystemMessage(text):
+                add("message", role="system", content=[{"type": "input_text", "text": text}])
+            case UserMessage(blocks):
+                add("message", role="user", content=[_input_part(block) for block in blocks])
+            case Reply(text, calls):
+                if text:
+                    add("message", role="assistant", content=[text_part(text)])
+                for call in calls:
+                    arguments = call.arguments
+                    add("function_call", call_id=call.id, name=call.name, arguments=arguments)
+    return found
+
+
+def _input_part(block: Block) -> JSON:
+    if isinstance(block, ImageBlock):
+        url = f"data:{block.media_type};base64,{block.data}"
+        return {"type": "input_image", "detail": "auto", "image_url": url}
+    return {"type": "input_text", "text": block.text}

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from litestar import delete, get, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import JSONBody
+from litestar.params import JSONBody, QueryParameter
 from litestar.response.base import ASGIResponse
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
@@ -32,11 +32,12 @@ from evoclaw.api.openai.requests import ParsedChatRequest, parse_chat_request
 from evoclaw.api.openai.response_chains import (
     ECHO_KEY,
     Continuation,
+    StoredResponse,
     continued,
     find_response,
 )
 from evoclaw.api.openai.response_events import ResponseEvent, ResponseWriter
-from evoclaw.api.openai.response_objects import ResponseHeader, ResponseId
+from evoclaw.api.openai.response_objects import ResponseHeader, ResponseId, input_items
 from evoclaw.api.openai.response_requests import (
     ConvertedRequest,
     ResponseRequest,
@@ -47,7 +48,7 @@ from evoclaw.api.openai.routes import ERROR_HANDLERS, IGNORED_HEADER, JSON_TYPE,
 from evoclaw.api.openai.schemas import OpenAIErrorBody
 from evoclaw.api.routes.parameters import IdempotencyKey, path_id
 from evoclaw.api.sse import event_stream, frame
-from evoclaw.core.messages import JSON
+from evoclaw.core.messages import JSON, TextBlock, UserMessage
 from evoclaw.orchestrator.people.access import TokenScope
 from evoclaw.orchestrator.runs.requests import RunStatus
 
@@ -65,6 +66,21 @@ class ResponseObject(Struct, frozen=True):
     """The output items: messages, reasoning, and calls."""
     object: str = "response"
     """Always `response`."""
+
+
+class InputItemList(Struct, frozen=True):
+    """A page of the input items of a response."""
+
+    data: list[dict[str, JSON]]
+    """Messages, function calls and their outputs."""
+    first_id: str
+    """The id of the first item of the page."""
+    last_id: str
+    """The id of the last item of the page."""
+    has_more: bool
+    """Whether another page follows."""
+    object: str = "list"
+    """Always `list`."""
 
 
 class DeletedResponse(Struct, frozen=True):
@@ -139,10 +155,58 @@ async def create_response(
     responses={200: _RESPONSE},
 )
 async def show_response(
-    parts: InjectedDependencies, caller: InjectedCaller, response_id: ResponseName
+    request: AnyRequest,
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    response_id: ResponseName,
+    stream: Annotated[bool, QueryParameter(description="Send its events, from the first.")] = False,
+    starting_after: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        QueryParameter(
+            description="With `stream`, after a lost connection: the `sequence_number` of the last "
+            "event that came. The pieces of a text are not stored, so only the last event follows: "
+            "it has the whole response."
+        ),
+    ] = None,
 ) -> ASGIResponse:
-    """Show a stored response, finished or not."""
-    return _json(200, await _stored_response(chat_context(parts, caller), response_id), {})
+    """Show a stored response, finished or not; or stream it, and follow it to its end."""
+    context = chat_context(parts, caller)
+    if not stream:
+        return _json(200, await _stored_response(context, response_id), {})
+    found = await find_response(context, response_id)
+    return event_stream(request, _replayed(context, found, starting_after))
+
+
+@get(
+    "/v1/responses/{response_id:str}/input_items",
+    scope=TokenScope.AGENTS_INVOKE,
+    exception_handlers=ERROR_HANDLERS,
+    tags=["openai"],
+)
+async def list_input_items(
+    parts: InjectedDependencies,
+    caller: InjectedCaller,
+    response_id: ResponseName,
+    after: Annotated[str, QueryParameter(description="Start after the item with this id.")] = "",
+    limit: Annotated[
+        Annotated[int, Meta(ge=1, le=100)], QueryParameter(description="The size of a page.")
+    ] = 20,
+    order: Annotated[
+        Literal["asc", "desc"], QueryParameter(description="`desc`: the last item first.")
+    ] = "desc",
+) -> InputItemList:
+    """List what the run of a response was started with."""
+    found = await find_response(chat_context(parts, caller), response_id)
+    request = found.request
+    asked = UserMessage((TextBlock(request.message), *request.images))
+    messages = request.messages or (asked,)
+    items = input_items(str(found.id), messages)
+    if order == "desc":
+        items.reverse()
+    first = next((n + 1 for n, item in enumerate(items) if item["id"] == after), 0)
+    page = items[first : first + limit]
+    ids = [str(item["id"]) for item in page] or [""]
+    return InputItemList(page, ids[0], ids[-1], len(items) > first + limit)
 
 
 @post(
@@ -192,6 +256,7 @@ async def delete_response(
 RESPONSE_ROUTES: tuple[HTTPRouteHandler, ...] = (
     create_response,
     show_response,
+    list_input_items,
     cancel_response,
     delete_response,
 )
@@ -311,24 +376,54 @@ class _Responder:
 async def _stored_response(context: ChatContext, response_id: str) -> dict[str, JSON]:
     """A response from the stored records of its run."""
     found = await find_response(context, response_id)
-    view, request = found.view, found.request
-    echo = found.echo
-    header = ResponseHeader(response_id, int(view.began_at), view.agent, echo)
-    reading = ChatAnswerReader(
-        view.run_id, options=request.reply_options, after_turn=found.id.after_turn
-    )
-    writer = ResponseWriter(header, custom=custom_tool_names(echo["tools"]), holds_text_back=False)
-    for record in await context.conversations.store.records(view.run_id):
+    reading, writer = _readers(found)
+    for record in await context.conversations.store.records(found.view.run_id):
         reading.read(record)
         for _ in writer.read(record, reading):
             pass
         if reading.end is not None:
             break
     if reading.end is None:
-        return writer.snapshot("queued" if view.state is RunStatus.QUEUED else "in_progress")
+        is_queued = found.view.state is RunStatus.QUEUED
+        return writer.snapshot("queued" if is_queued else "in_progress")
     for _ in writer.finish(reading.answer(), reading):
         pass
     return writer.final
+
+
+async def _replayed(
+    context: ChatContext, found: StoredResponse, after: int | None
+) -> AsyncGenerator[bytes, None]:
+    """The events of a stored response until its end; only the last one if `after` is given."""
+    reading, writer = _readers(found)
+    for event in writer.opening() if after is None else ():
+        yield frame(event["type"], event)
+    records = context.runs.records(context.tenant, found.view.run_id, follow=True)
+    async with aclosing(records):
+        async for record in records:
+            reading.read(record)
+            for event in writer.read(record, reading):
+                if after is None:
+                    yield frame(event["type"], event)
+            if reading.end is not None:
+                break
+    *others, last = writer.finish(reading.answer(), reading)
+    for event in others if after is None else ():
+        yield frame(event["type"], event)
+    if after is not None:
+        last["sequence_number"] = max(last["sequence_number"], after + 1)
+    yield frame(last["type"], last)
+
+
+def _readers(found: StoredResponse) -> tuple[ChatAnswerReader, ResponseWriter]:
+    """What reads the records of a stored response from the first."""
+    view, echo = found.view, found.echo
+    header = ResponseHeader(str(found.id), int(view.began_at), view.agent, echo)
+    reading = ChatAnswerReader(
+        view.run_id, options=found.request.reply_options, after_turn=found.id.after_turn
+    )
+    custom = custom_tool_names(echo["tools"])
+    return reading, ResponseWriter(header, custom=custom, holds_text_back=False)
 
 
 def _json(

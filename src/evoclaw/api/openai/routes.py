@@ -29,7 +29,6 @@ from evoclaw.api.openai.chat_runs import (
     unless_disconnected,
 )
 from evoclaw.api.openai.errors import (
-    BadRequest,
     handle_openai_error,
     handle_openai_http_exception,
     to_openai_error,
@@ -138,28 +137,10 @@ async def show_model(parts: InjectedDependencies, caller: InjectedCaller, name: 
     return Model(chat_context(parts, caller).agent(name).name)
 
 
-@post(
-    "/v1/embeddings",
-    scope=TokenScope.AGENTS_INVOKE,
-    exception_handlers=ERROR_HANDLERS,
-    tags=["openai"],
-)
-async def create_embeddings() -> None:
-    """Refuse: agents make no embeddings."""
-    raise BadRequest(
-        "This service has no embedding model: its models are agents. Send embeddings to a server "
-        "that has one.",
-        "model",
-        "model_not_found",
-        status=404,
-    )
-
-
 ROUTES: tuple[HTTPRouteHandler, ...] = (
     create_chat_completion,
     list_models,
     show_model,
-    create_embeddings,
 )
 
 

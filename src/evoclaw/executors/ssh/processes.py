@@ -39,7 +39,10 @@ END_TIMEOUT_S = 6.0
 REFUSAL_MESSAGES = {
     "closed": (ErrorKind.PERMISSION_DENIED, "'{cwd}' may not be entered. Explain to the user."),
     "file": (ErrorKind.INVALID_PARAMS, "'{cwd}' is not a folder."),
-    "missing": (ErrorKind.NOT_FOUND, "'{cwd}' does not exist. Use glob to see what there is."),
+    "missing": (
+        ErrorKind.NOT_FOUND,
+        "'{cwd}' does not exist. List the folder to see what there is.",
+    ),
     "root": (ErrorKind.NOT_FOUND, "The workspace does not exist. Explain this to the user."),
     "program": (
         ErrorKind.NOT_FOUND,

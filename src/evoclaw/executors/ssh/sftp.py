@@ -108,7 +108,7 @@ def check_regular(path: str, about: SFTPAttrs) -> None:
     kind = file_kind(about)
     if kind == "dir":
         raise ToolFailure(
-            ErrorKind.INVALID_PARAMS, f"'{path}' is a folder. Use glob to see what is in it."
+            ErrorKind.INVALID_PARAMS, f"'{path}' is a folder. List it to see what is in it."
         )
     if kind != "file":
         raise ToolFailure(

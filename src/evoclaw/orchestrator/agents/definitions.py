@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Struct
 from msgspec.structs import asdict, replace
@@ -104,6 +104,9 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """The ids of agents that it works with."""
     owner: Line = ""
     """Who is responsible for it."""
+    system_messages: Literal["trusted", "untrusted"] = "trusted"
+    """System messages that programs send with a conversation: `trusted` ones are instructions;
+    `untrusted` ones count as text of outsiders, so that a call that acts may need an approval."""
     evolution: AgentEvolution = AgentEvolution()
 
 
@@ -262,6 +265,7 @@ def _agent(defined: AgentConfig, defaults: RunDefaults, model: str) -> Agent:
         spec_capabilities=defined.spec_capabilities,
         dependencies=defined.dependencies,
         owner=defined.owner,
+        trusts_system_messages=defined.system_messages == "trusted",
         evolution=defined.evolution,
     )
 

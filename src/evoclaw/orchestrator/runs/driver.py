@@ -1,7 +1,6 @@
-"""Run driver: drives the claimed runs of this process, closes runs, handles control requests.
+"""Run driver: drives the claimed runs of this process, and handles control requests.
 
-A fault in one run does not affect the others. A run that no process drives is closed here: it was
-cancelled while waiting, or failed internally. Control requests (cancel, steer, resume) arrive
+A fault in one run does not affect the others. Control requests (cancel, steer, resume) arrive
 through another orchestrator; one that is missed is found a little later by polling: see
 `RunSupervisor`.
 """
@@ -20,37 +19,17 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from evoclaw.core import wording
-from evoclaw.core.calls import unanswered_result
 from evoclaw.core.deadline import Deadline
-from evoclaw.core.events import (
-    CallFinished,
-    Event,
-    Record,
-    RunFinished,
-    RunResumed,
-    RunStarted,
-    StopReason,
-    ToolsChanged,
-)
+from evoclaw.core.events import StopReason
 from evoclaw.core.hidden_text import mark_hidden_text
 from evoclaw.core.messages import TextBlock, UserMessage
-from evoclaw.core.output import parse_output
-from evoclaw.core.run import Bus
-from evoclaw.core.state import RunState, fold
-from evoclaw.core.tracing import enter_run_trace
-from evoclaw.governance.budget.options import run_account
+from evoclaw.orchestrator.runs.closing import PARENT_ENDED_REASON, close_run
 from evoclaw.orchestrator.runs.hub import Hub
 from evoclaw.orchestrator.runs.requests import RunRequest, SessionNotFound, decode_run_request
 from evoclaw.orchestrator.sessions.conversations import Conversations
 from evoclaw.orchestrator.sessions.run_ids import TenantKey, tenant_run_id
-from evoclaw.orchestrator.sessions.run_records import last_used_seq, steering_count
-from evoclaw.orchestrator.sessions.session_run import (
-    DriverContext,
-    EndRun,
-    SessionRun,
-    close_requests,
-)
+from evoclaw.orchestrator.sessions.run_records import steering_count
+from evoclaw.orchestrator.sessions.session_run import DriverContext, SessionRun
 from evoclaw.store.databases.database import StoreError
 from evoclaw.store.databases.notices import Notice, NoticeKind
 from evoclaw.store.databases.write_requests import write_scope
@@ -63,80 +42,7 @@ from evoclaw.store.runs.queue import (
     RunQueue,
     adopt_subrun,
 )
-from evoclaw.store.sessions.sessions import Fenced, RunUsage, Session, StoredRun
-
-PARENT_ENDED_REASON = "the parent run has ended"
-"""Why a sub-run without a driver is closed."""
-
-
-async def close_run(
-    conversations: Conversations,
-    stored: StoredRun,
-    stop: StopReason,
-    reason: str = "",
-    *,
-    epoch: int | None = None,
-    end_run: EndRun | None = None,
-) -> Sequence[Record]:
-    """Answer all open calls, record how the run ended, and close its requests and its account.
-
-    No model and no tool is called. Returns the stored records.
-
-    Args:
-        conversations: The sessions of its tenant.
-        stored: The run; it must be open, and no process may drive it.
-        stop: The stop reason.
-        reason: The explanation for people.
-        epoch: The epoch of the claim, if several processes may drive the run.
-        end_run: Stores the end and releases the run, if it is claimed.
-    """
-    store = conversations.store
-    before = await store.records(stored.id)
-    state = fold(before) if before else RunState(stored.id)
-    session = await store.session(stored.session_id)
-    enter_run_trace(
-        stored.root_run, decode_run_request(await store.run_request(stored.root_run)).traceparent
-    )
-    sinks = () if session is None else conversations.sinks_of(session, before)
-    bus = Bus(stored.id, sinks, seq=last_used_seq(before))
-    known = len(await store.messages(stored.session_id)) if state.started else 0
-    records: list[Record] = []
-    for event in _closing_events(state, before, stop, reason):
-        state.apply(event)
-        records.append(bus.publish(event))
-    history, usage = state.history, state.usage
-    messages = [(number, history[number]) for number in range(known, len(history))]
-    spent = RunUsage(state.turn, state.calls, usage.input, usage.output, state.cost)
-    # What the process that drove it had reserved may be spent; it is committed with the end.
-    conversations.ledger.close(run_account(stored.id))
-    if end_run is not None:
-        await end_run(RunEnd(records, messages, spent, stop))
-        return records
-    await store.append(stored, records, messages, spent, stop, epoch=epoch)
-    await close_requests(store, conversations.approvals, stored.id)
-    return records
-
-
-def _closing_events(
-    state: RunState, before: Sequence[Record], stop: StopReason, reason: str
-) -> Sequence[Event]:
-    events: list[Event] = []
-    opening = before[0].event if before else None
-    fields: Sequence[str] = ()
-    if isinstance(opening, RunStarted):
-        fields = opening.settings.output_fields
-        events.append(RunResumed(opening.model, opening.settings, opening.profile))
-        offered = [record.event for record in before if isinstance(record.event, ToolsChanged)]
-        events.extend(offered[-1:])  # as the loop would, so that it replays
-    for _, call in state.unanswered:
-        events.append(CallFinished(unanswered_result(call, state)))
-    text = wording.ending(stop, reason)
-    end = RunFinished(
-        stop, text, parse_output(text, fields), reason, state.turn, state.calls,
-        tuple(state.tools_used), state.usage, state.cost,
-    )  # fmt: skip
-    return [*events, end]
-
+from evoclaw.store.sessions.sessions import Fenced, Session, StoredRun
 
 logger = logging.getLogger(__name__)
 MAX_REASON_CHARS = 1_000
@@ -330,6 +236,7 @@ class RunDriver:
             return None
         if active.cancelled or (created is None and await self._inbox.is_cancelled(*active.key)):
             return await self._close(active, stored, StopReason.CANCELLED)
+        await self._interrupt_fenced(conversations, stored)
         run = await self._prepare(conversations, active, stored, created)
         if stored.stop is StopReason.WAITING:
             await self._notify_continued(active)
@@ -339,6 +246,19 @@ class RunDriver:
                 async for record in records:
                     topic.publish(record, committed=run.is_committed)
         return await self._park_or_finish(active, run)
+
+    async def _interrupt_fenced(self, conversations: Conversations, stored: StoredRun) -> None:
+        """Stop driving an earlier run of the session.
+
+        A claim is given only for the first open run of a session. So another process has taken
+        the earlier one over and ended it, and this process has not noticed yet.
+        """
+        other = conversations.running.get((conversations.store.tenant, stored.session_id))
+        if other is None or other.state.stop is not None or other.stored.id == stored.id:
+            return
+        if fenced := self.active.get((conversations.store.tenant, other.stored.id)):
+            logger.info("run %s was taken over by another process", other.stored.id)
+            await self.interrupt([fenced], release=False)
 
     async def _prepare(
         self,

@@ -14,11 +14,10 @@ from functools import partial
 
 from evoclaw.core.events import StopReason
 from evoclaw.orchestrator.log_throttle import LogThrottle, repeat_suffix
+from evoclaw.orchestrator.runs.closing import PARENT_ENDED_REASON, close_run
 from evoclaw.orchestrator.runs.driver import (
-    PARENT_ENDED_REASON,
     ControlRequests,
     RunDriver,
-    close_run,
 )
 from evoclaw.orchestrator.runs.requests import RunSettings
 from evoclaw.orchestrator.runs.scheduler import Scheduler

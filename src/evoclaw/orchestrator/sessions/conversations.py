@@ -37,6 +37,7 @@ from evoclaw.governance.budget.memory_ledger import MemoryLedger
 from evoclaw.governance.budget.options import BudgetOptions
 from evoclaw.governance.budget.policy import BudgetNotice, RunBudget
 from evoclaw.governance.permissions import Permissions, PermittedTools
+from evoclaw.orchestrator.agents.caller_messages import caller_messages
 from evoclaw.orchestrator.agents.definitions import budget_of
 from evoclaw.orchestrator.agents.tuning import tune
 from evoclaw.orchestrator.fleet.edge_call import allow_nested_calls, narrow_edge_calls
@@ -438,10 +439,7 @@ class Conversations:
         asked = UserMessage((TextBlock(stored.message, stored.label), *request.images))
         messages = [mark_hidden_text(asked)]
         if request.messages:
-            given = [
-                mark_hidden_text(message) if isinstance(message, UserMessage) else message
-                for message in request.messages
-            ]
+            given = caller_messages(request.messages, trusted=agent.trusts_system_messages)
             return [*earlier, *given, *(messages if request.message else ())]
         return [*earlier, *await self._recall(agent, session, stored), *messages]
 
