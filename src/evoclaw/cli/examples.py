@@ -30,7 +30,7 @@ EXAMPLES = {
     "token": ("evoclaw token new --name try-out --scope runs:read",),
     "eval": ("evoclaw eval evoclaw --repeat 5",),
     "cases": ("evoclaw cases", "evoclaw cases add 3f0c9a1b22 --name tidy"),
-    "evolve": ("evoclaw evolve evoclaw --dry-run", "evoclaw evolve approve evoclaw 3"),
+    "evolve": ("evoclaw evolve run evoclaw --dry-run", "evoclaw evolve approve evoclaw 3"),
     "genome": ("evoclaw genome show evoclaw", "evoclaw genome set evoclaw --file patch.json"),
     "status": ("evoclaw status",),
     "metrics": ("evoclaw metrics --tools",),
