@@ -161,7 +161,7 @@ CONFIRMATIONS = frozenset(
         *("workflows answer", "edge join", "edges approve", "edges revoke", "edges shutdown"),
         *("approvals approve", "approvals deny", "receipts export", "token revoke", "config set"),
         *("config unset", "skills new", "skills add", "channels remove-user", "channels unpair"),
-        *("genome export",),
+        *("genome export", "mcp login", "mcp logout"),
     }
 )
 """Commands that only confirm what they did; their exit code says the same."""
