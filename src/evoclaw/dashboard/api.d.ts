@@ -459,6 +459,7 @@ declare namespace Api {
     loads?: Array<number>;
     default?: boolean;
     delivery_guarantees?: boolean;
+    genome?: string;
   }
 
   /** What a tool does to its resource. */
@@ -549,6 +550,14 @@ declare namespace Api {
   /** Why the model stopped writing. */
   type Finish = "calls" | "filtered" | "length" | "stop";
 
+  /** Judged calls and runs of an edge since its start. */
+  interface FitnessCount {
+    calls?: number;
+    succeeded?: number;
+    runs?: number;
+    points?: number;
+  }
+
   /** A lineage that `evoclaw/verify.py` can check. */
   interface GenomeExport {
     entries: Array<SignedEntry>;
@@ -579,6 +588,15 @@ declare namespace Api {
     media_type: string;
     data: string;
     label?: Label;
+  }
+
+  /** A page of the input items of a response. */
+  interface InputItemList {
+    data: Array<JsonObject<any>>;
+    first_id: string;
+    last_id: string;
+    has_more: boolean;
+    object?: string;
   }
 
   /** The answer of one reply without tools. */
@@ -978,6 +996,65 @@ declare namespace Api {
     status: string;
     output: Array<JsonObject<any>>;
     object?: string;
+  }
+
+  /** When a roll-out goes on, and when it is rolled back. */
+  interface RolloutBounds {
+    soak_s?: number;
+    min_evidence?: number;
+    max_drop?: number;
+    max_failed?: number;
+    answer_s?: number;
+  }
+
+  /** A roll-out and its edges. */
+  interface RolloutDetail {
+    rollout: RolloutView;
+    edges: Array<RolloutEdgeView>;
+  }
+
+  /** What an edge has. */
+  type RolloutEdgeState = "applied" | "applying" | "planned" | "refused" | "restored" | "reverting" | "skipped";
+
+  /** An edge of a roll-out. */
+  interface RolloutEdgeView {
+    agent_id: string;
+    state: RolloutEdgeState;
+    stage: number | null;
+    before_version: number;
+    before_digest: string;
+    version: number;
+    digest: string;
+    before: FitnessCount | null;
+    after: FitnessCount;
+    failed: string;
+  }
+
+  /** Roll-outs of genomes. */
+  interface RolloutList {
+    items: Array<RolloutView>;
+  }
+
+  /** Where a roll-out is. */
+  type RolloutState = "completed" | "rolled_back" | "rolling_back" | "running";
+
+  /** A roll-out of a genome to edges. */
+  interface RolloutView {
+    id: string;
+    selector: string;
+    genome: JsonObject<any>;
+    state: RolloutState;
+    stage: number;
+    stages: Array<number>;
+    bounds: RolloutBounds;
+    by: string;
+    reason: string;
+    started_at: number;
+    halted_at: number | null;
+    halted_by: string;
+    problem: string;
+    ended_at: number | null;
+    edges: JsonObject<number>;
   }
 
   /** One rule of the command policy. */
@@ -1458,6 +1535,7 @@ declare namespace Api {
     P extends `/v1/fleet/${string}/tools` ? EdgeToolList :
     P extends `/v1/genomes/${string}/export` ? GenomeExport :
     P extends `/v1/genomes/${string}/history` ? GenomeHistory :
+    P extends `/v1/responses/${string}/input_items` ? InputItemList :
     P extends `/v1/runs/${string}/events` ? StreamedEvent :
     P extends `/v1/runs/${string}/outcome` ? RatedOutcome :
     P extends `/v1/runs/${string}/rating` ? Rating :
@@ -1473,6 +1551,7 @@ declare namespace Api {
     P extends `/v1/agents/${string}` ? AgentView :
     P extends `/v1/approvals/${string}` ? ApprovalView :
     P extends `/v1/fleet/${string}` ? EdgeView :
+    P extends `/v1/genome-rollouts/${string}` ? RolloutDetail :
     P extends `/v1/genomes/${string}` ? GenomeView :
     P extends `/v1/models/${string}` ? Model :
     P extends `/v1/responses/${string}` ? ResponseObject :
@@ -1494,6 +1573,7 @@ declare namespace Api {
     P extends "/v1/evolution" ? EvolutionOverview :
     P extends "/v1/figures" ? MetricsView :
     P extends "/v1/fleet" ? EdgeList :
+    P extends "/v1/genome-rollouts" ? RolloutList :
     P extends "/v1/genomes" ? GenomeList :
     P extends "/v1/me" ? Whoami :
     P extends "/v1/memory" ? MemoryList :
@@ -1526,6 +1606,7 @@ declare namespace Api {
     P extends `/v1/fleet/${string}/approve` ? EdgeView :
     P extends `/v1/fleet/${string}/ping` ? Pong :
     P extends `/v1/fleet/${string}/revoke` ? EdgeView :
+    P extends `/v1/genome-rollouts/${string}/halt` ? RolloutView :
     P extends `/v1/genomes/${string}/rollback` ? GenomeView :
     P extends `/v1/genomes/${string}/versions` ? GenomeView :
     P extends `/v1/notify/${string}/test` ? NotifierCheck :
@@ -1552,6 +1633,7 @@ declare namespace Api {
     P extends "/v1/settings/reload" ? ReloadResult :
     P extends `/v1/channel-pairings/${string}` ? ChannelPairingCode :
     P extends "/v1/cases" ? CaseView :
+    P extends "/v1/genome-rollouts" ? RolloutView :
     P extends "/v1/responses" ? ResponseObject :
     P extends "/v1/runs" ? RunView :
     P extends "/v1/sessions" ? SessionView :
