@@ -413,7 +413,7 @@ JUDGES = (
         MCP,
         "mcp (Python)",
         pinned("mcp"),
-        own_tests("tests/api/test_mcp_service.py"),
+        own_tests("tests/api/test_mcp_service.py", "tests/api/test_mcp_tasks.py"),
     ),
     Judge("ATIF (export)", "1.7", "atif", ATIF, atif),
     Judge(
