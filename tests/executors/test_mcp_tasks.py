@@ -16,6 +16,10 @@ from evoclaw.core.tools import Call
 from evoclaw.executors.mcp.elicitation import AskPerson, PersonAnswer, PersonQuestion
 from evoclaw.executors.mcp.executor import McpExecutor
 from evoclaw.executors.mcp.offers import McpServer, NoPins
+from evoclaw.executors.mcp.pins import PinFile
+from evoclaw.executors.mcp.servers import McpServers
+from evoclaw.tools.question import ScriptedUser
+from evoclaw.wiring.mcp_connections import attended
 from tests.support import mcp_features
 from tests.support.mcp_servers import command
 from tests.support.waiting import until
@@ -179,6 +183,21 @@ async def test_the_clock_of_a_call_stops_while_the_user_is_asked() -> None:
         text = await ask(executor, "reserve", person=slow, within=2.0)
 
     assert text.startswith("accept")
+
+
+async def test_the_user_of_a_run_is_asked_as_by_the_question_tool(tmp_path: Path) -> None:
+    user = ScriptedUser("2", "Use the default: Ada", "yes")
+    pins = PinFile(tmp_path / "pins.json", trust_first=True)
+    async with (
+        asyncio.timeout(60),
+        McpServers([McpServer("x", command=command("plain", tmp_path))], pins) as servers,
+    ):
+        executor = attended(servers, user)
+        tool = next(tool for tool in executor.tools() if tool.name == "x__elicit")
+        result = await executor.execute(Call("c1", tool, {}, "run.1.0.1", 30.0), lambda text: None)
+
+    assert '"seats": 2' in result.text and '"outside": true' in result.text
+    assert [question.id for question in user.asked] == [f"run.1.0.mcp{n}" for n in (1, 2, 3)]
 
 
 async def test_a_question_is_declined_if_it_may_belong_to_another_call() -> None:
