@@ -2,7 +2,8 @@
 
 `ARGS="--machinery"`, `--sealed` or `--fleet` runs one part; figures of parts that did not run are
 null. The machinery part takes edits whose effect is planted through the real gate: 1,000 without
-effect, 200 good ones and 200 traps.
+effect, 200 good ones and 200 traps. The sealed part evolves the texts of a real small model on
+BFCL entries.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ from typing import Any
 
 from bench.evolution.campaign import CampaignResult, run_campaign
 from bench.evolution.direct_runs import run_campaign_directly
+from bench.evolution.sealed import add_options, measure_sealed
+from bench.evolution.sealed_entries import SIZES
+
+from evoclaw.evolution.cases import Split
 
 NULL_EDITS, GOOD_EDITS, TRAPS = 1_000, 200, 200
 MEMORY_FOLDER = Path("/dev/shm")
@@ -55,12 +60,6 @@ def machinery(
     }
 
 
-def sealed() -> dict[str, Any]:
-    """Evolve texts for a real small model, and open the sealed cases once."""
-    print("sealed: not run: this part is not built yet")
-    return {}
-
-
 def fleet() -> dict[str, Any]:
     """Roll a bad genome out to a fleet, and count the edges that got it."""
     print("fleet: not run: this part is not built yet")
@@ -91,8 +90,12 @@ def _print(results: Sequence[CampaignResult]) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Run the chosen parts."""
     parser = argparse.ArgumentParser(prog="make evobench", description=__doc__)
-    for part in ("machinery", "sealed", "fleet"):
+    for part in ("machinery", "fleet"):
         parser.add_argument(f"--{part}", action="store_true", help=f"Run the {part} part only")
+    parser.add_argument(
+        "--sealed", type=int, nargs="?", const=SIZES[Split.SEALED], metavar="ENTRIES",
+        help=f"Run the sealed part only, with so many sealed entries [{SIZES[Split.SEALED]}]",
+    )  # fmt: skip
     parser.add_argument("--null", type=int, default=NULL_EDITS, help="Edits without effect")
     parser.add_argument("--good", type=int, default=GOOD_EDITS, help="Good edits")
     parser.add_argument("--traps", type=int, default=TRAPS, help="Traps")
@@ -101,16 +104,18 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--without-loop", action="store_true", help="Draw the outcomes of validation runs directly"
     )
+    add_options(parser)
     chosen = parser.parse_args(arguments)
-    every = not (chosen.machinery or chosen.sealed or chosen.fleet)
+    every = not (chosen.machinery or chosen.sealed is not None or chosen.fleet)
     figures: dict[str, Any] = dict.fromkeys(KEYS)
     if chosen.machinery or every:
         figures |= machinery(
             chosen.seed, chosen.null, chosen.good, chosen.traps, chosen.jobs,
             without_loop=chosen.without_loop,
         )  # fmt: skip
-    if chosen.sealed or every:
-        figures |= sealed()
+    if chosen.sealed is not None or every:
+        chosen.sealed = SIZES[Split.SEALED] if chosen.sealed is None else chosen.sealed
+        figures |= measure_sealed(chosen)
     if chosen.fleet or every:
         figures |= fleet()
     print(json.dumps(figures))

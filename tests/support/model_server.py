@@ -196,9 +196,9 @@ def _chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
 
 
 @asynccontextmanager
-async def model_server() -> AsyncGenerator[ModelServer]:
-    """Serve on a free port of the loopback while the block runs."""
-    server = ModelServer()
+async def model_server(server: ModelServer | None = None) -> AsyncGenerator[ModelServer]:
+    """Serve on a free port of the loopback while the block runs; `server` may act otherwise."""
+    server = server or ModelServer()
     app = web.Application(client_max_size=1 << 26)
     app.router.add_post("/v1/chat/completions", server.complete)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
