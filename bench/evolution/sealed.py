@@ -17,6 +17,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -99,6 +100,9 @@ def measure_sealed(
             return {}
         chosen.model = str(known[0].path)
         chosen.other = chosen.other or (known[1] and str(known[1].path))
+    if find_spec("xllamacpp") is None and not chosen.server and gguf_path(chosen.model or ""):
+        print("sealed: not run: no llama.cpp to serve the model; name a running one with --server")
+        return {}
     if chosen.model is None or (chosen.other_server and chosen.other is None):
         raise SystemExit("a server needs --model (or --other): the file or the name that it serves")
     try:
