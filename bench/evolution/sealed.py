@@ -14,6 +14,7 @@ import hashlib
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -66,6 +67,8 @@ MAX_GEPA_RUNS = 600
 EXAMPLE_SETS = 6
 SEARCHED_TOOLS = 2
 MAX_REFLECTION_TOKENS = 1_024
+REFLECTION_TEMPERATURE = 0.7
+"""Of the measured model; another reflecting model has its own."""
 VALIDATION = ValidationSettings(repeats=1, rechecks=5, batch=20)
 """A run at temperature 0 is not repeated: a further run of an entry is the stored one."""
 OpenJudge: TypeAlias = Callable[[int], AbstractAsyncContextManager[EntryJudge]]
@@ -333,12 +336,20 @@ async def open_reflection(
     """What asks the reflecting model; its answers are stored, too."""
     name = result_name(chosen.reflect or chosen.model)
 
+    temperature = REFLECTION_TEMPERATURE if chosen.reflect is None else None
+    times: Counter[str] = Counter()
+    """How often each prompt was asked: the same prompt again asks for another text."""
+
     def asking(reflecting: Provider) -> Callable[[str], Any]:
         async def ask(prompt: str) -> str:
-            key = "answer", name, hashlib.sha256(prompt.encode()).hexdigest()[:16]
+            digest = hashlib.sha256(prompt.encode()).hexdigest()[:16]
+            times[digest] += 1
+            key = "answer", name, digest, str(times[digest])
             if (stored := store.get(*key)) is not None:
                 return stored
-            request = Request(History([user(prompt)]), max_tokens=MAX_REFLECTION_TOKENS)
+            request = Request(
+                History([user(prompt)]), temperature=temperature, max_tokens=MAX_REFLECTION_TOKENS
+            )
             text = (await reply_of(reflecting, request)).text
             store.put(text, *key)
             return text
