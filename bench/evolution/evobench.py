@@ -20,6 +20,7 @@ from typing import Any
 
 from bench.evolution.campaign import CampaignResult, run_campaign
 from bench.evolution.direct_runs import run_campaign_directly
+from bench.evolution.fleet import fleet
 
 NULL_EDITS, GOOD_EDITS, TRAPS = 1_000, 200, 200
 MEMORY_FOLDER = Path("/dev/shm")
@@ -58,12 +59,6 @@ def machinery(
 def sealed() -> dict[str, Any]:
     """Evolve texts for a real small model, and open the sealed cases once."""
     print("sealed: not run: this part is not built yet")
-    return {}
-
-
-def fleet() -> dict[str, Any]:
-    """Roll a bad genome out to a fleet, and count the edges that got it."""
-    print("fleet: not run: this part is not built yet")
     return {}
 
 
