@@ -26,7 +26,8 @@ from evoclaw.evolution.gate.safety import check_safety, safety_cases
 from evoclaw.evolution.gate.sequential_test import campaign_level
 from evoclaw.evolution.gate.static import NEEDS_PERSON, static_result
 from evoclaw.evolution.gate.validation import ValidationSettings, validate
-from evoclaw.evolution.lineage import GenomeLineage, LineageEntry, genome_of
+from evoclaw.evolution.lineage import GenomeLineage
+from evoclaw.evolution.lineage_entries import LineageEntry, genome_of
 from evoclaw.orchestrator.agents.tuning import check_genome
 from evoclaw.store.databases.migrations import open_database
 from evoclaw.store.genomes import SCHEMA, GenomeStore

@@ -21,6 +21,7 @@ from typing import Any
 
 from bench.evolution.campaign import CampaignResult, run_campaign
 from bench.evolution.direct_runs import run_campaign_directly
+from bench.evolution.fleet import fleet
 from bench.evolution.sealed import add_options, measure_sealed
 from bench.evolution.sealed_entries import SIZES
 
@@ -58,12 +59,6 @@ def machinery(
         "good_edits": good,
         "found": promoted["good"],
     }
-
-
-def fleet() -> dict[str, Any]:
-    """Roll a bad genome out to a fleet, and count the edges that got it."""
-    print("fleet: not run: this part is not built yet")
-    return {}
 
 
 def _share(total: int, at: int, jobs: int) -> int:

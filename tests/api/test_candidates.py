@@ -7,7 +7,8 @@ from typing import Any
 
 from evoclaw.core.messages import JSON
 from evoclaw.evolution.candidates import STAGES, Stage
-from evoclaw.evolution.lineage import GenomeLineage, LineageEntry
+from evoclaw.evolution.lineage import GenomeLineage
+from evoclaw.evolution.lineage_entries import LineageEntry
 from tests.support.service import running_service
 
 CANDIDATES = "/v1/agents/helper/candidates"

@@ -21,7 +21,7 @@ from evoclaw.evolution.campaign import (
     spent_today,
 )
 from evoclaw.evolution.candidates import STAGES, Stage
-from evoclaw.evolution.lineage import LineageEntry
+from evoclaw.evolution.lineage_entries import LineageEntry
 from tests.support.evolution_engines import ON
 
 DAY = 86_400.0

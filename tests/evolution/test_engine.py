@@ -20,7 +20,8 @@ from evoclaw.evolution.candidates import (
     fold_candidates,
 )
 from evoclaw.evolution.engine import EvolutionStopped
-from evoclaw.evolution.lineage import GenomeLineage, LineageEntry, entry_hash
+from evoclaw.evolution.lineage import GenomeLineage
+from evoclaw.evolution.lineage_entries import LineageEntry, entry_hash
 from evoclaw.evolution.proposals import Proposal
 from evoclaw.store.genomes import GenomeChanged
 from tests.support.databases import Place

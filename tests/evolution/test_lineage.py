@@ -15,12 +15,8 @@ from evoclaw import verify
 from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.genome import CONFIGURED, Genome, ToolText
 from evoclaw.core.messages import JSON, ErrorKind
-from evoclaw.evolution.lineage import (
-    GenomeLineage,
-    GenomeNotFound,
-    SealedOpened,
-    changes_between,
-)
+from evoclaw.evolution.lineage import GenomeLineage, GenomeNotFound, SealedOpened
+from evoclaw.evolution.lineage_entries import changes_between
 from evoclaw.store.genomes import SCHEMA, GenomeStore
 from evoclaw.trust.receipts import DeviceKey
 from tests.support.databases import Place

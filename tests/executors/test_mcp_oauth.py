@@ -331,7 +331,7 @@ async def test_a_server_over_plain_http_elsewhere_gets_no_sign_in(sign_ins: Sign
         (McpOAuth(client_secret_env="X", issuer="https://a"), "`client_id` is missing"),
         (McpOAuth(client_id="a", client_secret_env="X"), "`issuer` is missing"),
         (McpOAuth(client_id="a", grant="client_credentials"), "need a client secret"),
-        (McpOAuth(client_metadata_url="http://a/b"), "must begin with https"),
+        (McpOAuth(client_metadata_url="http://a/b"), "must start with https"),
     ],
 )
 def test_oauth_settings_that_do_not_fit_together_are_refused(

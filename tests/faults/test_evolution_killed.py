@@ -14,7 +14,7 @@ import pytest
 
 from evoclaw import verify
 from evoclaw.evolution.candidates import CandidateState, fold_candidates
-from evoclaw.evolution.lineage import LineageEntry
+from evoclaw.evolution.lineage_entries import LineageEntry
 from tests.support.databases import Place
 from tests.support.evolution_engines import AGENT, open_lineage
 

@@ -14,7 +14,8 @@ from playwright.async_api import Page, expect
 from evoclaw.core.messages import JSON
 from evoclaw.evolution.candidates import STAGES, Stage
 from evoclaw.evolution.evaluation import wilson
-from evoclaw.evolution.lineage import GenomeLineage, LineageEntry
+from evoclaw.evolution.lineage import GenomeLineage
+from evoclaw.evolution.lineage_entries import LineageEntry
 from evoclaw.wiring.evaluation import open_lineage
 from tests.page.house import House
 from tests.page.looking import PHONE, Looker

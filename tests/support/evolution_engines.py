@@ -13,7 +13,8 @@ from evoclaw.core.genome import Genome
 from evoclaw.evolution.candidates import STAGES, Candidate, Stage, StageResult
 from evoclaw.evolution.engine import EvolutionEngine, SpendingMeter, StageCheck
 from evoclaw.evolution.evaluation import Evaluation
-from evoclaw.evolution.lineage import GenomeLineage, LineageEntry
+from evoclaw.evolution.lineage import GenomeLineage
+from evoclaw.evolution.lineage_entries import LineageEntry
 from evoclaw.evolution.proposals import Proposal, ProposerContext
 from evoclaw.store.genomes import SCHEMA, GenomeStore
 from evoclaw.trust.receipts import DeviceKey

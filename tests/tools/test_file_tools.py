@@ -123,7 +123,7 @@ async def test_read_refuses_large_images_and_folders(tmp_path: Path) -> None:
 
     with pytest.raises(ToolFailure, match="smaller"):
         await use(read, tmp_path, path="f.png")
-    with pytest.raises(ToolFailure, match="Use glob"):
+    with pytest.raises(ToolFailure, match="List it"):
         await use(read, tmp_path, path=".")
 
 

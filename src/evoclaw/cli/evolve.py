@@ -23,7 +23,8 @@ from evoclaw.core.messages import JSON
 if TYPE_CHECKING:
     from evoclaw.evolution.campaign import CampaignStep
     from evoclaw.evolution.candidates import Candidate
-    from evoclaw.evolution.lineage import GenomeLineage, LineageEntry
+    from evoclaw.evolution.lineage import GenomeLineage
+    from evoclaw.evolution.lineage_entries import LineageEntry
 
 SHORT_DIGEST_CHARS = 12
 
@@ -211,7 +212,7 @@ async def _print_candidates(
 
 def _row(candidate: Candidate) -> dict[str, JSON]:
     from evoclaw.evolution.approval import person_needed
-    from evoclaw.evolution.lineage import entry_hash
+    from evoclaw.evolution.lineage_entries import entry_hash
 
     proposal = candidate.proposal
     return {

@@ -63,7 +63,7 @@ def _show(agent: str, version: int | None, *, as_json: bool) -> int:
 def _diff(agent: str, old: int, new: int | None, *, as_json: bool) -> int:
     async def diff(client: ServiceClient) -> None:
         from evoclaw.core.genome import Genome
-        from evoclaw.evolution.lineage import changes_between
+        from evoclaw.evolution.lineage_entries import changes_between
 
         sides = [
             msgspec.convert((await _fetch(client, agent, version))["genome"], Genome)

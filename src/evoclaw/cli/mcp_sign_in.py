@@ -85,7 +85,7 @@ class BrowserSignIn:
                 await asyncio.Event().wait()
             if found := _parameters(line.strip()):
                 return found
-            self._screen.write(f"This is not an address that begins with {self.redirect_uri}.\n")
+            self._screen.write(f"This is not an address that starts with {self.redirect_uri}.\n")
             self._screen.flush()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.messages import JSON, is_array
 from evoclaw.evolution.candidates import Candidate, CandidateState, Stage, fold_candidates
-from evoclaw.evolution.lineage import GenomeLineage, LineageEntry, entry_hash
+from evoclaw.evolution.lineage import GenomeLineage
+from evoclaw.evolution.lineage_entries import LineageEntry, entry_hash
 from evoclaw.trust.receipts import is_approval_valid
 
 NEEDS_PERSON = "needs_person"

@@ -18,7 +18,7 @@ from evoclaw.evolution.candidates import (
     Stage,
     fold_candidates,
 )
-from evoclaw.evolution.lineage import LineageEntry
+from evoclaw.evolution.lineage_entries import LineageEntry
 
 DAY_S = 86_400.0
 SPENT = "spent"

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from evoclaw.core.messages import JSON
-from evoclaw.evolution.lineage import LineageEntry
+from evoclaw.evolution.lineage_entries import LineageEntry
 
 
 class Stage(StrEnum):

@@ -29,7 +29,8 @@ from evoclaw.evolution.campaign import (
     next_steps,
 )
 from evoclaw.evolution.candidates import Candidate, Stage, StageResult, fold_candidates
-from evoclaw.evolution.lineage import GenomeLineage, LineageEntry
+from evoclaw.evolution.lineage import GenomeLineage
+from evoclaw.evolution.lineage_entries import LineageEntry
 from evoclaw.evolution.proposals import (
     CampaignBudgetSpent,
     Proposal,

@@ -23,7 +23,8 @@ from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.core.genome import Genome
 from evoclaw.evolution.cases import CaseFile, CaseFolder, Split, chosen_cases
 from evoclaw.evolution.evaluation import Attempt, OpenRun, evaluate, lineage_scores
-from evoclaw.evolution.lineage import GenomeLineage, GenomeNotFound, LineageEntry, genome_of
+from evoclaw.evolution.lineage import GenomeLineage, GenomeNotFound
+from evoclaw.evolution.lineage_entries import LineageEntry, genome_of
 from evoclaw.store.databases.database import StoreError
 from evoclaw.store.evaluations import EvaluationStore, StoredEvaluation
 

@@ -20,7 +20,8 @@ from evoclaw.evolution.campaign import Spent, budget_problem, spent_today
 from evoclaw.evolution.cases import CaseFile, Split
 from evoclaw.evolution.engine import SpendingMeter
 from evoclaw.evolution.evaluation import Evaluation, evaluate
-from evoclaw.evolution.lineage import GenomeLineage, LineageEntry
+from evoclaw.evolution.lineage import GenomeLineage
+from evoclaw.evolution.lineage_entries import LineageEntry
 from evoclaw.evolution.proposals import CampaignBudgetSpent, ProposerContext
 from evoclaw.evolution.real_runs import RealRuns
 from evoclaw.evolution.stages import OpenRunner

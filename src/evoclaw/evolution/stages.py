@@ -23,7 +23,8 @@ from evoclaw.evolution.evaluation import CaseRun, OpenRun, evaluate
 from evoclaw.evolution.gate.safety import check_safety, safety_cases
 from evoclaw.evolution.gate.sequential_test import campaign_level
 from evoclaw.evolution.gate.validation import ValidationSettings, validate
-from evoclaw.evolution.lineage import GenomeLineage, genome_of
+from evoclaw.evolution.lineage import GenomeLineage
+from evoclaw.evolution.lineage_entries import genome_of
 from evoclaw.evolution.real_runs import RealRuns, first_input
 from evoclaw.evolution.rollout import RunFigures, broken_bound, judge_canary
 

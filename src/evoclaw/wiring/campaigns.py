@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from evoclaw.evolution.cases import CaseFile
     from evoclaw.evolution.engine import EvolutionEngine
     from evoclaw.evolution.evaluation import OpenRun
-    from evoclaw.evolution.lineage import GenomeLineage, LineageEntry
+    from evoclaw.evolution.lineage import GenomeLineage
+    from evoclaw.evolution.lineage_entries import LineageEntry
     from evoclaw.evolution.real_runs import RealRuns, RunComment
     from evoclaw.observe.audit.writer import Audit
     from evoclaw.orchestrator.channels.chat.receiver_lease import ReceiverLease

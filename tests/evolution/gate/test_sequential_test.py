@@ -20,7 +20,7 @@ from evoclaw.evolution.gate.sequential_test import (
     fisher_less,
     level_of,
 )
-from evoclaw.evolution.lineage import LineageEntry
+from evoclaw.evolution.lineage_entries import LineageEntry
 from tests.support.properties import examples
 
 DIFFERENCES = [Fraction(k, 3) for k in range(-3, 4)]

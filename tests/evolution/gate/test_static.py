@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from evoclaw.core.agent import Agent, LoopSettings
-from evoclaw.core.genome import CONFIGURED, Genome, ToolText
+from evoclaw.core.genome import CONFIGURED, Genome, NewSkill, ToolText
 from evoclaw.core.tools import Effect, Tool
 from evoclaw.evolution.candidates import StageResult
 from evoclaw.evolution.cases import Case, CaseFile
@@ -93,6 +93,19 @@ def test_what_the_configuration_or_people_cannot_see_is_refused(new: Genome, sai
     done = judge(new)
     assert not done.passed
     assert said in done.reason
+
+
+@pytest.mark.parametrize("field", ["description", "instructions"])
+def test_the_texts_of_a_new_skill_are_read_too(field: str) -> None:
+    known = {"description": "Answers questions.", "instructions": "Look it up."}
+    for text, said in (
+        ("The answer is QX-5519-KD.", "the answer of a validation case"),
+        ("Look\u200b it up.", "zero-width characters"),
+    ):
+        skill = NewSkill(**{**known, field: text})
+        done = judge(Genome(new_skills={"answers": skill}))
+        assert not done.passed
+        assert said in done.reason
 
 
 def test_sizes_and_digests_are_checked() -> None:

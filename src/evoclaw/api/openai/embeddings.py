@@ -29,7 +29,9 @@ class EmbeddingRequest(Struct, frozen=True, kw_only=True):
     model: str
     """The configured embedding model."""
     encoding_format: Literal["float", "base64"] | UnsetType = UNSET
+    """How the numbers are written."""
     dimensions: Annotated[int, Meta(ge=1, le=100_000)] | UnsetType = UNSET
+    """How many numbers, if the model can choose."""
     user: str | UnsetType = UNSET
     """Ignored."""
 

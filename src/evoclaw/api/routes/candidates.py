@@ -30,12 +30,8 @@ from evoclaw.evolution.candidates import (
     Stage,
     fold_candidates,
 )
-from evoclaw.evolution.lineage import (
-    GenomeChanged,
-    LineageEntry,
-    changes_between,
-    genome_of,
-)
+from evoclaw.evolution.lineage import GenomeChanged
+from evoclaw.evolution.lineage_entries import LineageEntry, changes_between, genome_of
 from evoclaw.orchestrator.people.access import TokenScope
 
 CandidateNumber = Annotated[

@@ -39,7 +39,7 @@ from evoclaw.evolution.evaluation_service import (
     EvaluationRequest,
     EvaluationState,
 )
-from evoclaw.evolution.lineage import LineageEntry
+from evoclaw.evolution.lineage_entries import LineageEntry
 from evoclaw.orchestrator.people.access import Caller, TokenScope
 
 MAX_CASES, MAX_REPEAT, MAX_PARALLEL = 1_000, 1_000, 32

@@ -21,7 +21,8 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.genome import Genome
 from evoclaw.core.messages import JSON, is_object
 from evoclaw.evolution.cases import CaseFile, Split
-from evoclaw.evolution.lineage import GenomeLineage, LineageEntry, edge_lineage
+from evoclaw.evolution.lineage import GenomeLineage
+from evoclaw.evolution.lineage_entries import LineageEntry, edge_lineage
 from evoclaw.orchestrator.fleet.edge_genomes import read_edge_genome
 from evoclaw.orchestrator.people.access import Caller, TokenScope
 

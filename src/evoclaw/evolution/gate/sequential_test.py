@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from evoclaw.evolution.candidates import Stage
-from evoclaw.evolution.lineage import LineageEntry
+from evoclaw.evolution.lineage_entries import LineageEntry
 
 BETS = (0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.4, 0.6, 0.8, 0.95)
 """Shares of the largest bet that cannot lose everything."""

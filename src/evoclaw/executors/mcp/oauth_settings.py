@@ -48,7 +48,7 @@ class McpOAuth(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         elif self.private_key_file and not machine:
             problem = '`private_key_file` needs grant = "client_credentials"'
         elif self.client_metadata_url and not self.client_metadata_url.startswith("https://"):
-            problem = "`client_metadata_url` must begin with https://"
+            problem = "`client_metadata_url` must start with https://"
         if problem:
             raise ConfigError(f"the oauth settings of the MCP server {server!r}: {problem}")
 

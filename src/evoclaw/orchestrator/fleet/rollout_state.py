@@ -86,8 +86,11 @@ class FitnessCount(Struct, frozen=True):
     """Judged calls and runs of an edge since its start."""
 
     calls: int = 0
+    """Calls that count."""
     succeeded: float = 0.0
+    """Those that succeeded."""
     runs: int = 0
+    """Runs that count."""
     points: float = 0.0
     """Completed runs, and half of those that a limit ended."""
 
