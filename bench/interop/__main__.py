@@ -26,7 +26,12 @@ is written by hand.
 | standard | revision | judged by | version | passed |
 | --- | --- | --- | --- | --- |
 """
+NOT_IMPLEMENTED = "not implemented"
+"""How the problem of a check starts that is listed in the docs with its reason."""
 TAIL = """
+A check that is not passed is one of what is not implemented: the
+[MCP guide](guides/mcp.md#the-conformance-suite) names the four, with the reasons.
+
 The programs that run the foreign software are in `bench/interop/`; to add a row, add a `Judge` to
 `bench/interop/judges.py`.
 """
@@ -42,18 +47,22 @@ def rendered(rows: list[dict[str, Any]]) -> str:
     return HEAD + "\n".join(lines) + "\n" + TAIL
 
 
-async def judged(judge: Judge) -> dict[str, Any] | None:
-    """One row; what failed is printed. None if the software cannot be installed here."""
+async def judged(judge: Judge) -> tuple[dict[str, Any] | None, bool]:
+    """One row, and whether all that is implemented passed; what failed is printed.
+
+    There is no row if the software cannot be installed here.
+    """
     print(f"{judge.software} {judge.version}", file=sys.stderr, flush=True)
     try:
         problems = await judge.run(True)
     except NotInstalled as missing:
         print(f"  NOT JUDGED: {missing}", file=sys.stderr, flush=True)
-        return None
-    for name, problem in problems.items():
-        if problem:
-            print(f"  FAILED {name}: {problem}", file=sys.stderr, flush=True)
-    return {
+        return None, False
+    failed = {name: problem for name, problem in problems.items() if problem}
+    for name, problem in failed.items():
+        print(f"  FAILED {name}: {problem}", file=sys.stderr, flush=True)
+    is_good = all(problem.startswith(NOT_IMPLEMENTED) for problem in failed.values())
+    row = {
         "standard": judge.standard,
         "revision": judge.revision,
         "software": judge.software,
@@ -61,18 +70,18 @@ async def judged(judge: Judge) -> dict[str, Any] | None:
         "passed": sum(not problem for problem in problems.values()),
         "total": len(problems),
     }
+    return row, is_good and bool(problems)
 
 
 async def main(only: str) -> int:
     """Run the rows one after the other."""
     chosen = [judge for judge in JUDGES if only.lower() in judge.software.lower()]
     found = [await judged(judge) for judge in chosen]
-    rows = [row for row in found if row is not None]
+    rows = [row for row, _ in found if row is not None]
     if not only:
         PAGE.write_text(rendered(rows))
     print(json.dumps({"rows": rows}))
-    passed = [row for row in rows if row["passed"] == row["total"] > 0]
-    return 0 if len(passed) == len(chosen) else 1
+    return 0 if all(is_good for _, is_good in found) else 1
 
 
 if __name__ == "__main__":
