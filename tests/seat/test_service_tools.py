@@ -406,3 +406,35 @@ async def test_a_picture_of_the_user_reaches_the_model_from_api_chat_and_openai_
         assert images_sent(up) == [attached], "it is sent once, and stays in the history"
         shown = Image.open(BytesIO(b64decode(attached.partition(",")[2])))
         assert (shown.format, shown.width) == ("JPEG", 768), "scaled down"
+
+
+async def test_the_questions_of_an_mcp_server_are_answered_by_the_user_of_a_run(
+    tmp_path: Path,
+) -> None:
+    async with seat(tmp_path, SETTINGS + mcp_table("plain", tmp_path), edge=True) as place:
+        up = place.up
+        client = await up.wait_ready()
+        await up.wait_online(client)
+        assert (await place.type("mcp", "approve", "plain")).code == exits.OK
+
+        async def offered() -> bool:
+            return "plain__elicit" in await tool_names(client)
+
+        await until(offered, PATIENCE, "the tool is offered")
+        run_id = await start_run(client, "call plain__elicit {}\nsay booked")
+        answered: list[str] = []
+        new: list[str] = []
+
+        async def is_asked() -> bool:
+            found = ok(await client.get("/v1/questions"))["items"]
+            new[:] = [one["id"] for one in found if one["id"] not in answered]
+            return bool(new)
+
+        default: JSON = {"chosen": ["Use the default: Ada"]}
+        for given in ({"text": "2"}, default, {"chosen": ["yes"]}):
+            await until(is_asked, PATIENCE, "the user is asked")
+            answered += new
+            ok(await client.post(f"/v1/runs/{run_id}/answer", {"question_id": new[0], **given}))
+        assert (await wait_for_state(client, run_id))["text"] == "booked"
+        told = json.dumps(up.models.asked[-1].body)
+        assert "seats" in told and "outside" in told
