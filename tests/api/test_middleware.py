@@ -189,7 +189,7 @@ async def test_a_body_that_cannot_be_parsed_is_a_client_error_on_every_path(
                 content = operation.get("requestBody", {}).get("content", {})
                 if "application/json" not in content:
                     continue
-                where = re.sub(r"\{[^}]*\}", "x", path)
+                where = re.sub(r"\{[^}]*\}", "x", path.replace("{number}", "1"))
                 for name, body in UNPARSEABLE_BODIES.items():
                     tried += 1
                     answer = await send(client, method, where, body)

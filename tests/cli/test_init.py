@@ -18,6 +18,7 @@ from tests.support.programs.governed_commands import typed
 _TLS = 'url = "mqtts://example.org"'
 NEEDED = {
     "[[channels]]": ['senders = ["*"]'],
+    "[agents.evolution]": ['proposers = ["numbers"]'],
     "broker.ca_file": [_TLS],
     "broker.cert_file": [_TLS],
     "broker.key_file": [_TLS, 'cert_file = "example"'],

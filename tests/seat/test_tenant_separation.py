@@ -110,6 +110,10 @@ async def _fill_tenant_a(here: Seat, ours: Client) -> dict[str, str]:
         "workflow_id": str(json.loads(started.out)["id"]),
         "agent_id": "garage",
         "name": "packing",
+        # Of genomes; only the operator's tenant has any.
+        "number": "1",
+        "id": "1",
+        "rollout_id": "1",
     }
 
 

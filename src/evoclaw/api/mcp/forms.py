@@ -26,7 +26,10 @@ DECISIONS = {"once": "Allow once", "session": "Allow for the session", "deny": "
 
 @dataclass(frozen=True, slots=True)
 class FormApprover:
-    """Asks the user of an MCP client; `fallback` answers for a client that shows no forms."""
+    """Asks the user of an MCP client.
+
+    `fallback` answers if the client shows no forms, or nobody decides.
+    """
 
     request: McpRequest
     fallback: Approver
@@ -40,6 +43,8 @@ class FormApprover:
         answer = await self.request.elicit(APPROVAL_KEY, message, approval_schema())
         if answer is None:  # the client answers with its next request
             return Approval(Decision.PENDING, ask.reason)
+        if answer.action == "cancel":
+            return await self.fallback.approve(call, ask)
         decision, reason = approval_decision(answer)
         return Approval(decision, reason)
 

@@ -241,9 +241,9 @@ class McpToolCall:
         return found
 
     async def elicit(self, params: types.ElicitRequestParams) -> types.ElicitResult:
-        """Show a question of the server to the person; declined if nobody can be asked."""
+        """Show a question of the server to the person; nobody declines it if there is none."""
         if self._questions is None:
-            return types.ElicitResult(action="decline")
+            return types.ElicitResult(action="cancel")
         self._progress(f"{self._server} asks the user a question, and waits for the answer\n")
         with self._clock.paused(), suppress(TimeoutError):
             async with asyncio.timeout(PERSON_TIMEOUT_S):
