@@ -180,6 +180,8 @@ async def test_wrong_settings_and_names_say_what_to_do(tmp_path: Path) -> None:
     async with adder(tmp_path) as up:
         unknown = await up.shell.type("evolve", "list", "nobody")
         assert "nobody" in unknown.err and "adder" in unknown.err
+        unknown = await up.shell.type("eval", "nobody")
+        assert "unknown agent 'nobody'" in unknown.err and "adder" in unknown.err
         up.configure('[[agents]]\nid = "adder"\n')
         off = await up.shell.type("evolve", "adder")
         assert "add [agents.evolution] with proposers" in off.err
@@ -189,3 +191,8 @@ async def test_wrong_settings_and_names_say_what_to_do(tmp_path: Path) -> None:
         up.configure('[[agents]]\nid = "adder"\n[agents.evolution]\nproposers = ["magic"]\n')
         magic = await up.shell.type("evolve", "adder")
         assert "magic" in magic.err
+        up.configure('[[agents]]\nid = "adder"\n[agents.evolution]\nproposers = ["numbers"]\n')
+        (up.home / "cases").rename(up.home / "no-cases")
+        empty = await up.shell.type("evolve", "adder", "--dry-run")
+        for split in ("train", "validation"):
+            assert f"`evoclaw cases add RUN --split {split}`" in empty.err

@@ -17,7 +17,7 @@ from evoclaw.cli.approvals import identify_answerer
 from evoclaw.cli.options import POSITIVE, CliCommand, json_option
 from evoclaw.cli.output import print_err, print_out
 from evoclaw.cli.terminal_text import clean, one_line, print_table
-from evoclaw.core.errors import ConfigError
+from evoclaw.core.errors import AgentNotFound, ConfigError
 
 if TYPE_CHECKING:
     from evoclaw.evolution.cases import CaseFile, Split
@@ -84,8 +84,11 @@ async def _evaluate(
 ) -> Evaluation:
     from evoclaw.evolution.cases import Split
     from evoclaw.evolution.evaluation import evaluate, lineage_scores
+    from evoclaw.wiring.agents import defined_agents
     from evoclaw.wiring.evaluation import open_case_runner, open_lineage
 
+    if agent not in (known := tuple(defined_agents(os.environ))):
+        raise AgentNotFound(agent, known)
     wanted = [Split(split) for split in splits] or [Split.TRAIN, Split.VALIDATION]
     chosen = _cases(agent, names, wanted)
     async with open_lineage(os.environ) as lineage:

@@ -144,6 +144,7 @@ async def _campaign(agent: str, *, dry_run: bool, as_json: bool) -> int:
                 f"agent {agent!r} does not evolve: add [agents.evolution] with "
                 'proposers = ["…"] to evoclaw.toml'
             )
+        _report_missing_cases(agent)
         engine = parts.engine(agent)
         if dry_run:
             steps = await engine.plan()
@@ -168,6 +169,21 @@ async def _campaign(agent: str, *, dry_run: bool, as_json: bool) -> int:
             why = done[0] if done else "another process took the campaign over"
         await _print_candidates(parts.lineage, agent, why, as_json=as_json)
     return exits.OK
+
+
+def _report_missing_cases(agent: str) -> None:
+    """Say which cases a campaign needs before it can find or judge anything."""
+    from evoclaw.evolution.cases import Split
+    from evoclaw.wiring.evaluation import case_folder
+
+    cases, _ = case_folder(os.environ).read()
+    own = {case.case.split for case in cases if case.case.agent in ("", agent)}
+    for split in (Split.TRAIN, Split.VALIDATION):
+        if split not in own:
+            print_err(
+                f"agent {agent!r} has no {split} case: add some with "
+                f"`evoclaw cases add RUN --split {split}`"
+            )
 
 
 def _describe(steps: list[CampaignStep]) -> str:
