@@ -101,6 +101,7 @@ def test_an_agent_with_every_setting_is_loaded(read: Read) -> None:
         ),
         ("[agents.limits]\ntemperature = 3", "line 4: agents.0.limits.temperature: Expected"),
         ('autonomy = "ful"', "line 3: agents.0.autonomy: Invalid enum value 'ful'; allowed: read_"),
+        ('evolution = { proposers = ["gpa"] }', "Invalid enum value 'gpa'; allowed: numbers, "),
         ('inputs = { a = { type = "sting" } }', "Invalid enum value 'sting'; allowed: string, int"),
         ('[agents.inputs.a]\nkind = "x"', "line 4: unknown key 'kind' in [agents.inputs.a]"),
         ('[agents.inputs."a b"]\ntype = "string"', "'a b' is not a valid field name"),

@@ -245,15 +245,17 @@ def _type_at(kind: Any, keys: KeyPath) -> Any:
         inner = _struct_in(kind)
         held = dict[str, Any]() if inner is None else _kinds(inner)
         # An entry of an array, or of a table of tables, is not a field but has the struct type.
-        kind = held.get(key) if key in held else inner
+        # One of a list of values has the type of the list: its choices are found there.
+        kind = held.get(key) if key in held else inner or (kind if key.isdigit() else None)
     return kind
 
 
 def _choices(kind: Any) -> str:
-    for inner in (kind, *get_args(kind)):
-        if isinstance(inner, type) and issubclass(inner, StrEnum):
-            return f"; allowed: {', '.join(inner)}"
-    return ""
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        names: list[str] = list(kind)
+        return f"; allowed: {', '.join(names)}"
+    inner: tuple[Any, ...] = get_args(kind)
+    return next((found for one in inner if (found := _choices(one))), "")
 
 
 def _table_label(table: KeyPath) -> str:
