@@ -292,10 +292,9 @@ class TerminalChat:
                 self._left = await service_api.budget_left(client)
                 if session := self._position.session:
                     for run in await service_api.list_session_runs(client, session):
-                        if run.get("state") == "ended":
-                            self._view.figures.set(
-                                text_of(run, "run_id"), *service_api.run_figures(run)
-                            )
+                        tokens, cost = service_api.run_figures(run)
+                        if run.get("state") == "ended" and tokens:
+                            self._view.figures.set(text_of(run, "run_id"), tokens, cost)
         self._screen.refresh()
 
     async def _show_last_exchange(self, client: ServiceClient) -> None:
