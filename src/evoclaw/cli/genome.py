@@ -210,7 +210,7 @@ def _about(entry: dict[str, JSON]) -> str:
         return f"{scores.get('passed')} of {scores.get('attempts')} passed"
     if entry.get("kind") == "verdict":
         passed = entry.get("passed")
-        verdict = "goes on" if passed is None else "passed" if passed else "failed"
+        verdict = "open" if passed is None else "passed" if passed else "failed"
         why = f": {text_of(entry, 'reason')}" if entry.get("reason") else ""
         return f"candidate {entry.get('candidate')}, {text_of(entry, 'stage')}: {verdict}{why}"
     return text_of(entry, "reason")

@@ -998,7 +998,7 @@ declare namespace Api {
     object?: string;
   }
 
-  /** When a roll-out goes on, and when it is rolled back. */
+  /** When a roll-out continues, and when it is rolled back. */
   interface RolloutBounds {
     soak_s?: number;
     min_evidence?: number;

@@ -1,7 +1,7 @@
 """Candidates: proposed genomes on their way through the gate.
 
 The state of a candidate is a fold over the lineage, which is the only record of it. So a process
-that was killed anywhere reads where it was, and goes on.
+that was killed anywhere reads where it was, and continues.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class StageResult(Struct, frozen=True, kw_only=True):
     """The verdict of a stage."""
 
     passed: bool | None
-    """Null: the stage has begun, and goes on."""
+    """Null: the stage has started and has no verdict yet."""
     reason: str = ""
     """Why it failed, for people."""
     evidence: dict[str, JSON] = {}
@@ -70,7 +70,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     proposal: LineageEntry
     """Its number identifies the candidate."""
     results: dict[Stage, StageResult] = {}
-    """The last verdict of each stage that has begun."""
+    """The last verdict of each stage that has started."""
     state: CandidateState = CandidateState.OPEN
 
     @property

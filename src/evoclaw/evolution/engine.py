@@ -53,7 +53,7 @@ MAX_PROPOSALS_PER_ROUND = 20
 MAX_RECORDED_PROBLEM_CHARS = 500
 
 StageCheck: TypeAlias = Callable[[Candidate], Awaitable[StageResult]]
-"""Judges a candidate at one stage; it may be called again while the stage goes on."""
+"""Judges a candidate at one stage; it may be called again until the stage has a verdict."""
 WatchCheck: TypeAlias = Callable[[Candidate, float], Awaitable[str]]
 """The bound that a promoted candidate broke since a time; empty if none."""
 OpenContext: TypeAlias = Callable[[str, Genome], Awaitable[tuple[ProposerContext, "SpendingMeter"]]]

@@ -63,7 +63,7 @@ class LineageEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
     stage: str = ""
     """The stage of the gate that a verdict is of."""
     passed: bool | None = None
-    """What the verdict is; null: the stage has begun, or goes on."""
+    """What the verdict is; null: the stage has started and has no verdict yet."""
     untrusted: bool = False
     """Whether a proposal contains text of untrusted origin: only a person can approve it."""
 
@@ -90,7 +90,7 @@ def genome_of(entry: LineageEntry) -> Genome:
 
 
 def canary_of(entries: Sequence[LineageEntry]) -> Canary | None:
-    """The candidate whose last verdict says that its canary stage has begun, and goes on."""
+    """The candidate whose last verdict says that its canary stage has started and is open."""
     found: dict[int, Canary] = {}
     for entry in entries:
         if entry.version is not None:

@@ -30,7 +30,7 @@ AskModel: TypeAlias = Callable[[str], Awaitable[str]]
 
 
 class CampaignBudgetSpent(EvoClawError):
-    """The runs or the money of today are spent; the campaign goes on tomorrow."""
+    """The runs or the money of today are spent; the campaign continues tomorrow."""
 
 
 class Proposal(Struct, frozen=True, kw_only=True):

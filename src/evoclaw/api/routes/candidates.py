@@ -45,7 +45,7 @@ class StageView(Struct, frozen=True):
     stage: Stage
     """The stage."""
     passed: bool | None
-    """Null: the stage has begun, and goes on."""
+    """Null: the stage has started and has no verdict yet."""
     by: str
     """Who judged: a user, or a program."""
     at: float
@@ -84,7 +84,7 @@ class CandidateView(Struct, frozen=True, kw_only=True):
     version: int | None
     """The version that it became; null: it was not promoted."""
     stages: tuple[StageView, ...]
-    """The stages that have begun, in their order."""
+    """The stages that have started, in their order."""
 
 
 class CandidateList(Struct, frozen=True):
@@ -115,7 +115,7 @@ class CandidateDecision(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """A person's decision on a candidate."""
 
     decision: Literal["approve", "reject"]
-    """`approve` lets it go on to the next stage; `reject` ends it."""
+    """`approve` moves it to the next stage; `reject` ends it."""
     reason: Reason = ""
     """Why, for people; a rejection needs one."""
     after: Annotated[int, Meta(ge=0, le=1_000_000_000)] | None = None

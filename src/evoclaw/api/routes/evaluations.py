@@ -198,7 +198,7 @@ async def start_evaluation(
 ) -> BackgroundEvaluation:
     """Start an evaluation of an agent in the background; one at a time for each agent.
 
-    It goes on when the caller disconnects. Its result becomes an entry of the lineage.
+    It continues when the caller disconnects. Its result becomes an entry of the lineage.
     """
     _check_writable(parts, caller, name)
     if data.version is not None and data.candidate is not None:

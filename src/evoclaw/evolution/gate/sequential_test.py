@@ -71,7 +71,7 @@ class CampaignLevel(Struct, frozen=True, kw_only=True):
     """The share of a campaign's error rate that one candidate may spend."""
 
     index: int
-    """Its position among the candidates whose validation has begun, from 1."""
+    """Its position among the candidates whose validation has started, from 1."""
     discoveries: int
     """Candidates that passed validation before its own began."""
     level: float

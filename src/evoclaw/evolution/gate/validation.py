@@ -61,7 +61,7 @@ class ValidationSettings(Struct, frozen=True, kw_only=True, forbid_unknown_field
     min_cases: Annotated[int, Meta(ge=1)] = 10
     """Cases that must count."""
     batch: Annotated[int, Meta(ge=1, le=1_000)] = 8
-    """Cases that run before it is looked whether to go on."""
+    """Cases that run before it is decided whether to continue."""
     parallel: Annotated[int, Meta(ge=1, le=1_000)] = 4
     """Runs of each genome at the same time."""
 

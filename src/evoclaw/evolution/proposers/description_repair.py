@@ -6,7 +6,6 @@ that succeeded, as an example. If the reflecting model answers, another one is i
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
@@ -17,9 +16,9 @@ from evoclaw.core.events import CallFinished, CallStarted, Replied, RunStarted
 from evoclaw.core.genome import Genome, ToolText
 from evoclaw.core.messages import JSON, ErrorKind, Finish, ToolCall, label_of
 from evoclaw.core.tools import Tool
-from evoclaw.evolution.proposals import CampaignBudgetSpent, Proposal, ProposerContext, RunTrace
+from evoclaw.evolution.proposals import Proposal, ProposerContext, RunTrace
 from evoclaw.evolution.proposers.reflection import answered_text, ask_model, data_lines, with_texts
-from evoclaw.evolution.proposers.train_scores import Comparison, TrainScores, patched
+from evoclaw.evolution.proposers.train_scores import Comparison, TrainScores, best_first, patched
 
 MIN_ERRORS = 2
 """Of one tool: a single error is no pattern."""
@@ -45,8 +44,6 @@ Its schema:
 
 Answer with the new description between <description> and </description>."""
 
-_log = logging.getLogger(__name__)
-
 
 class RefusedArguments(Struct, frozen=True, kw_only=True):
     """A recorded call whose arguments did not fit, and what came of it."""
@@ -70,14 +67,7 @@ class DescriptionRepair:
 
     async def propose(self, context: ProposerContext) -> AsyncIterator[Proposal]:
         """The repairs that do better on the train cases, the best first."""
-        found: list[tuple[Proposal, Comparison]] = []
-        try:
-            if context.cases:
-                await self._search(context, found)
-        except CampaignBudgetSpent as spent:
-            _log.info("repair of descriptions ended early: %s", spent)
-        found.sort(key=lambda pair: (pair[1].gain, pair[1].saving), reverse=True)
-        for proposal, _ in found:
+        for proposal in await best_first(context, self._search):
             yield proposal
 
     async def _search(

@@ -72,7 +72,7 @@ class GepaSearch:
 
 
 class _SearchStopped(BaseException):
-    """Ends gepa from inside; not an `Exception`, which gepa would catch and go on."""
+    """Ends gepa from inside; not an `Exception`, which gepa would catch and ignore."""
 
 
 class _Bridge:

@@ -5,7 +5,6 @@ The text is the reflecting model's. Without its answer nothing is proposed.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import AsyncIterator, Sequence
 
@@ -13,9 +12,9 @@ from msgspec import Struct
 
 from evoclaw.core.events import CallFinished, CallStarted, RunFinished, RunStarted, StopReason
 from evoclaw.core.messages import JSON, UserMessage
-from evoclaw.evolution.proposals import CampaignBudgetSpent, Proposal, ProposerContext, RunTrace
+from evoclaw.evolution.proposals import Proposal, ProposerContext, RunTrace
 from evoclaw.evolution.proposers.reflection import answered_text, ask_model, data_lines
-from evoclaw.evolution.proposers.train_scores import Comparison, TrainScores, patched
+from evoclaw.evolution.proposers.train_scores import Comparison, TrainScores, best_first, patched
 
 MIN_RUNS = 3
 """Of the same kind."""
@@ -41,8 +40,6 @@ Answer with three parts:
 <description>when to use it, one line, at most {summary} characters</description>
 <instructions>the instructions in Markdown, at most {limit} characters</instructions>"""
 
-_log = logging.getLogger(__name__)
-
 
 class SuccessfulRun(Struct, frozen=True, kw_only=True):
     """A run that did what was asked, and how."""
@@ -67,14 +64,7 @@ class SkillDistiller:
 
     async def propose(self, context: ProposerContext) -> AsyncIterator[Proposal]:
         """The skills that do better on the train cases, the best first."""
-        found: list[tuple[Proposal, Comparison]] = []
-        try:
-            if context.cases:
-                await self._search(context, found)
-        except CampaignBudgetSpent as spent:
-            _log.info("distilling of skills ended early: %s", spent)
-        found.sort(key=lambda pair: (pair[1].gain, pair[1].saving), reverse=True)
-        for proposal, _ in found:
+        for proposal in await best_first(context, self._search):
             yield proposal
 
     async def _search(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 from msgspec import Struct
 
@@ -11,8 +13,9 @@ from evoclaw.core.genome import AGENT_TUNABLES, CONFIGURED, Genome
 from evoclaw.core.genome_patches import merged
 from evoclaw.core.messages import JSON
 from evoclaw.evolution.evaluation import Attempt, Evaluation, summed_up
-from evoclaw.evolution.proposals import ProposerContext
+from evoclaw.evolution.proposals import CampaignBudgetSpent, Proposal, ProposerContext
 
+_log = logging.getLogger(__name__)
 SAVING_SHARE = 0.1
 """The part of the cost, or of the turns, that counts as a saving."""
 
@@ -44,6 +47,22 @@ class Comparison(Struct, frozen=True, kw_only=True):
         if self.saving >= SAVING_SHARE:
             parts.append(f"{self.saving:.0%} cheaper")
         return ", ".join(parts)
+
+
+Search: TypeAlias = Callable[[ProposerContext, list[tuple[Proposal, Comparison]]], Awaitable[None]]
+"""Adds each proposal that it finds, with its comparison."""
+
+
+async def best_first(context: ProposerContext, search: Search) -> list[Proposal]:
+    """What a search finds before the budget is spent, the best first; none without train cases."""
+    found: list[tuple[Proposal, Comparison]] = []
+    try:
+        if context.cases:
+            await search(context, found)
+    except CampaignBudgetSpent as spent:
+        _log.info("a search for proposals ended early: %s", spent)
+    found.sort(key=lambda pair: (pair[1].gain, pair[1].saving), reverse=True)
+    return [proposal for proposal, _ in found]
 
 
 class TrainScores:

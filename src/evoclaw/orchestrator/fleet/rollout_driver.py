@@ -1,4 +1,4 @@
-"""Takes the steps of roll-outs of genomes: apply, measure, judge, go on, or roll back.
+"""Takes the steps of roll-outs of genomes: apply, measure, judge, continue, or roll back.
 
 The store is the truth: an edge is marked `applying` before it is sent the genome, so a process that
 was killed anywhere knows which edges may have it.
@@ -101,7 +101,7 @@ class RolloutParts:
     record: RecordChange = no_lineage
     report: ReportRollout = lambda rollout, what, by: None
     stopped: Callable[[], str] = lambda: ""
-    """Why no edge may be sent a genome now; empty if it may. Rollbacks go on."""
+    """Why no edge may be sent a genome now; empty if it may. Rollbacks continue."""
     timings: RolloutTimings = field(default_factory=RolloutTimings)
     clock: Callable[[], float] = time.time
     """Unix seconds."""

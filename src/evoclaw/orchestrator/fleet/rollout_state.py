@@ -68,7 +68,7 @@ CHANGED = frozenset(
 
 
 class RolloutBounds(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When a roll-out goes on, and when it is rolled back."""
+    """When a roll-out continues, and when it is rolled back."""
 
     soak_s: Annotated[float, Meta(ge=0, le=30 * 86_400)] = 300.0
     """Seconds for which a stage is watched before the next one starts."""

@@ -60,7 +60,7 @@ function addForm(signal, draw) {
     });
   } } }, h("h4", null, "Make a case from a run"),
   h("div", { class: "settings-form" }, field("Run id", run),
-    field("Name", name, "letters, digits, - and _; empty: the id of the run"),
+    field("Name", name, "letters, digits, - and _; if empty, the id of the run"),
     field("Split", split)),
   h("div", { class: "row" }, go, h("span", { class: "soft small" },
     "Its successful calls are expected; edit the checks in the file if others matter.")));
