@@ -13,6 +13,8 @@ from pathlib import Path
 
 from evoclaw.providers.registry import endpoint_variables
 
+OWN_SERVER = "llamacpp/"
+SERVER_ADDRESS = "LLAMACPP_BASE_URL"
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 10.0
 
@@ -43,9 +45,9 @@ def gguf_path(spec: str) -> Path | None:
 
 
 def result_name(spec: str) -> str:
-    """The name of a model in the results."""
+    """The name of a model in the results: the same for a file, wherever it is served."""
     path = gguf_path(spec)
-    return path.stem if path else spec
+    return path.stem if path else spec.removeprefix(OWN_SERVER)
 
 
 @asynccontextmanager
@@ -53,14 +55,16 @@ async def open_model(spec: str, threads: int | None = None) -> AsyncGenerator[Me
     """The model, served while the block runs."""
     path = gguf_path(spec)
     if path is None:
-        yield MeasuredModel(result_name(spec), spec, endpoint_variables(spec, os.environ))
+        env = endpoint_variables(spec, os.environ)
+        base_url = env.get(SERVER_ADDRESS, "") if spec.startswith(OWN_SERVER) else ""
+        yield MeasuredModel(result_name(spec), spec, env, base_url)
         return
     if not path.is_file():
         raise SystemExit(f"there is no file {spec!r}; name a GGUF file, or PROVIDER/MODEL")
     name = path.stem
     async with serve_gguf(path, name, threads or os.cpu_count() or 1) as address:
         url = f"{address}/v1"
-        yield MeasuredModel(name, f"llamacpp/{name}", {"LLAMACPP_BASE_URL": url}, url)
+        yield MeasuredModel(name, OWN_SERVER + name, {SERVER_ADDRESS: url}, url)
 
 
 @asynccontextmanager

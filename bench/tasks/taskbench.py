@@ -58,8 +58,9 @@ def row_of(task: Task, run: TaskRun) -> Row:
 
 
 def without_folder(text: str) -> str:
-    """A text without the path of the temporary folder that the task was run in."""
-    return re.sub(rf"{re.escape(tempfile.gettempdir())}/{FOLDER_PREFIX}[^\s/]*", "", text)
+    """A text with paths that are relative to the workspace of the task."""
+    folder = rf"{re.escape(tempfile.gettempdir())}/{FOLDER_PREFIX}[^\s/]*"
+    return re.sub(rf"{folder}(?:/work/?)?", "", text)
 
 
 class ProgressLines:

@@ -119,6 +119,7 @@ def test_models_are_named_without_their_path() -> None:
 def test_results_have_no_path_of_the_machine() -> None:
     folder = Path(tempfile.gettempdir()) / "taskbench-x1y2"
     assert without_folder(f"I wrote {folder}/notes/a.txt.") == "I wrote /notes/a.txt."
+    assert without_folder(f"I wrote {folder}/work/a.txt.") == "I wrote a.txt."
 
 
 def test_an_unknown_task_is_refused_with_the_groups() -> None:

@@ -35,6 +35,8 @@ def test_27_a_reply_without_calls_has_no_calls() -> None:
         ("ollama/llama3.1:8b", CallStyle.NATIVE, False),
         ("ollama/llama2", CallStyle.TEXT, False),
         ("ollama/qwen2.5:7b", CallStyle.NATIVE, False),
+        ("ollama/qwen2.5-coder:1.5b", CallStyle.JSON, False),
+        ("llamacpp/Qwen2.5-Coder-0.5B-Instruct-Q4_K_M", CallStyle.JSON, False),
         ("ollama/qwen3:8b", CallStyle.NATIVE, False),
         ("ollama/mistral:7b", CallStyle.NATIVE, False),
         ("ollama/gemma3:4b", CallStyle.TEXT, True),

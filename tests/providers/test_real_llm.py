@@ -3,7 +3,9 @@ model that can be trusted with a tool, where its weights are on this machine."""
 
 import asyncio
 import os
+import re
 import select
+import shlex
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
@@ -39,9 +41,9 @@ from evoclaw.providers.embedded_settings import EmbeddedSettings
 from evoclaw.providers.http import Http, RetryPolicy
 from evoclaw.providers.models.local import find_local_model
 from evoclaw.providers.openai import OpenAIProvider
-from evoclaw.providers.recovered_calls import RecoveredCallsProvider
 from evoclaw.providers.registry import find_default_model, provider_for
 from evoclaw.providers.text_calls import TextCallProvider
+from evoclaw.providers.wrappers import close
 from evoclaw.tools.catalogue import load
 from tests.support.command_line import shell
 from tests.support.llama_server import llama_server
@@ -265,8 +267,11 @@ async def coder(http: Http) -> AsyncIterator[Provider]:
     """A model that can be trusted with a tool."""
     settings = EmbeddedSettings(slots=1)
     model = require_model(CODER_15B)
-    async with aclosing(EmbeddedProvider(model=model, http=http, settings=settings)) as provider:
-        yield RecoveredCallsProvider(provider)
+    provider = provider_for(f"local:{model.path}", http=http, env={}, embedded=settings)
+    try:
+        yield provider
+    finally:
+        await close(provider)
 
 
 async def run_in(folder: Path, provider: Provider, task: str, *tools: str) -> list[object]:
@@ -332,3 +337,21 @@ async def test_a_run_with_a_llama_cpp_server_calls_the_tool_and_answers(tmp_path
     assert '▶ read path="note.txt"' in err
     assert "4711" in out
     assert "arguments" not in out
+
+
+async def test_the_readme_shows_what_the_embedded_model_really_prints(tmp_path: Path) -> None:
+    model = require_model(CODER_15B)
+    readme = Path(__file__).parents[2].joinpath("README.md").read_text()
+    (block,) = re.findall(r"^\$ (evoclaw run --model embedded.*?)(?=^\$ )", readme, re.M | re.S)
+    command, *shown = block.strip().splitlines()
+    async with shell(tmp_path) as here:
+        (here.workspace / "note.txt").write_text("The door code is 4711.\n")
+        pulled = await here.start("models", "pull", str(model.path))
+        assert await pulled.wait() == 0
+        process = await here.start(*shlex.split(command)[1:])
+        async with asyncio.timeout(600):
+            out, err = (part.decode() for part in await process.communicate())
+    assert process.returncode == 0, err
+    *steps, totals, _recorded = err.splitlines()
+    assert [*steps, out.strip()] == shown[:-1]
+    assert re.sub(r"\d+ tokens", "", totals) == re.sub(r"\d+ tokens", "", shown[-1])

@@ -28,6 +28,7 @@ from evoclaw.core.toolset import Toolset
 from evoclaw.providers.json_calls import JsonCallScanner
 from evoclaw.providers.recovered_calls import RecoveredCallsProvider
 from evoclaw.providers.scripted import Scripted, says
+from evoclaw.providers.text_calls import TextCallProvider
 
 PATH = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 READ = Tool("read", "Read a file.", {**PATH, "additionalProperties": False})
@@ -224,11 +225,29 @@ async def test_a_model_that_repeats_an_answered_call_is_asked_again_without_tool
     assert events[-1] == Replied(replace(answer, usage=Usage(22, 9), cost=0.75))
 
 
+async def test_a_model_with_json_calls_that_repeats_one_is_asked_again_without_tools() -> None:
+    before = Reply(calls=(ToolCall("text_1", "read", '{"path":"note.txt"}'),)), result("hello")
+    model = Scripted(says(CALL), says("It says hello."))
+    provider = RecoveredCallsProvider(TextCallProvider(model, "json"))
+    request = Request(History([user("What does note.txt say?"), *before]), TOOLS)
+    events = [event async for event in provider.stream(request)]
+    assert isinstance(events[-1], Replied)
+    assert (events[-1].reply.text, events[-1].reply.calls) == ("It says hello.", ())
+
+
 async def test_a_failed_call_may_be_repeated() -> None:
     failed = ToolResult("text_1", "read", (TextBlock("busy"),), ErrorKind.TIMEOUT)
     events, _ = await ask_again(says(CALL), answer=failed)
     assert isinstance(events[-1], Replied)
     assert [call.id for call in events[-1].reply.calls] == ["text_2"]
+
+
+async def test_a_call_that_would_fail_again_is_not_repeated() -> None:
+    failed = ToolResult("text_1", "read", (TextBlock("no such file"),), ErrorKind.NOT_FOUND)
+    events, model = await ask_again(says(CALL), says("There is no such file."), answer=failed)
+    assert isinstance(events[-1], Replied)
+    assert events[-1].reply.text == "There is no such file."
+    assert [request.offer_tools for request in model.requests] == [True, False]
 
 
 async def test_another_call_after_an_answered_one_is_a_call() -> None:

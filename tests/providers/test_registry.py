@@ -126,6 +126,20 @@ async def test_a_model_without_native_calls_is_wrapped_for_text_calls(http: Http
     assert provider.profile.calls is CallStyle.TEXT
 
 
+async def test_a_model_that_writes_json_is_told_its_tools_wherever_it_is_served(
+    http: Http, tmp_path: Path
+) -> None:
+    provider = provider_for("llamacpp/qwen2.5-coder-1.5b", http=http, env={})
+    assert isinstance(inner(provider), TextCallProvider)
+    assert provider.profile.calls is CallStyle.JSON
+    if server_installed():
+        for name, style in (("qwen2.5-coder-3b", CallStyle.JSON), ("other", CallStyle.NATIVE)):
+            path = tmp_path / f"{name}.gguf"
+            path.write_bytes(gguf())
+            embedded = provider_for(f"local:{path}", http=http, env={})
+            assert embedded.profile.calls is style
+
+
 @pytest.mark.parametrize("name", ["embedded", "embedded/smollm2-135m", "local"])
 async def test_the_embedded_model_is_found_by_its_old_name_too(
     name: str, http: Http, tmp_path: Path

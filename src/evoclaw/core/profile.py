@@ -16,6 +16,8 @@ class CallStyle(StrEnum):
     """Only in the reply's own field: its text is never a call."""
     TEXT = "text"
     """In its text, as Hermes or ReAct models do; parsed only if configured."""
+    JSON = "json"
+    """In its text, as JSON in a code block, and its answer too; the request follows each result."""
     NONE = "none"
 
 

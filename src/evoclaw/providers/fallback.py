@@ -178,7 +178,10 @@ def _summary(failed: Sequence[_Failure]) -> ProviderError:
 
 def _shared_profile(profiles: Sequence[Profile]) -> Profile:
     styles = [profile.calls for profile in profiles]
-    weakest = next((s for s in (CallStyle.NONE, CallStyle.TEXT) if s in styles), CallStyle.NATIVE)
+    weakest = next(
+        (s for s in (CallStyle.NONE, CallStyle.TEXT, CallStyle.JSON) if s in styles),
+        CallStyle.NATIVE,
+    )
     return Profile(
         min(profile.context_tokens for profile in profiles),
         min(profile.max_output_tokens for profile in profiles),

@@ -2,7 +2,8 @@
 
 Small models do: bare, in a code block or a tag, alone, in a list, with prose around. Such JSON is a
 call only if it names an offered tool and its arguments fit the tool's schema, and only if the model
-does not repeat it from a message or a result. All other text stays text.
+does not repeat it from a message or a result. All other text stays text. A model that was told to
+write its calls like this may get the tool or the arguments wrong: then it must get an error.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ import msgspec
 from evoclaw.core.events import TextDelta
 from evoclaw.core.messages import JSON
 from evoclaw.core.toolset import Toolset
-from evoclaw.providers.text_call_scanner import ENDS_JSON, JsonSpan, ScannedCall
+from evoclaw.providers.text_call_scanner import (
+    ENDS_JSON,
+    Deltas,
+    JsonSpan,
+    ScannedCall,
+    broken_call,
+)
 
 _TAG, _TAG_END, _FENCE = "<tool_call>", "</tool_call>", "```"
 _CALL_LANGUAGES = frozenset(
@@ -29,6 +36,9 @@ _KEY = re.compile(
     r'[\[\s]*\{{1,2}\s*"(?:name|arguments|parameters|function|type|id|tool|tool_calls)"\s*:'
 )
 _KEY_SO_FAR = re.compile(r'[\[\s]*(?:\{{1,2}\s*(?:"\w{0,10}(?:"\s*)?)?)?\Z')
+_ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:')
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.S)
+_ESCAPE = re.compile(r"\\(.)", re.S)
 _BLANK_LINE = re.compile(r"\n[ \t]*\n")
 _LEFT_AFTER_CALL = " \t\r\n,}"
 _SPECIAL = re.compile(r"[{\[<`]")
@@ -89,8 +99,17 @@ class _Line:
 class JsonCallScanner:
     """Splits a streamed reply into text and calls."""
 
-    def __init__(self, tools: Toolset, is_repeated: Callable[[ScannedCall], bool]) -> None:
-        """Find calls of these tools, unless the model only repeats one."""
+    def __init__(
+        self,
+        tools: Toolset | None,
+        is_repeated: Callable[[ScannedCall], bool] = lambda call: False,
+    ) -> None:
+        """Find calls of these tools, unless the model only repeats one.
+
+        Args:
+            tools: The offered tools; None: everything with a name and arguments is a call.
+            is_repeated: Whether a message or a result describes the call.
+        """
         self.calls: list[ScannedCall] = []
         self.held: list[str] = []
         """The text of these calls, as the model wrote it."""
@@ -107,7 +126,7 @@ class JsonCallScanner:
         """Characters of the buffer that were shown already."""
         self._shown: list[str] = []
 
-    def feed(self, piece: str) -> list[TextDelta]:
+    def feed(self, piece: str) -> Deltas:
         """Scan a piece; return the text that cannot be part of a call."""
         if self._state is _JsonState.TEXT and not self._buffer and not _SPECIAL.search(piece):
             self._line.add(piece)
@@ -122,7 +141,7 @@ class JsonCallScanner:
             return []
         return self._read()
 
-    def finish(self, *, cut_short: bool = False) -> list[TextDelta]:
+    def finish(self, *, cut_short: bool = False) -> Deltas:
         """End of text: an unfinished call is text, unless only its last brace is missing.
 
         Args:
@@ -137,7 +156,7 @@ class JsonCallScanner:
             self._emit(rest)
         return shown + self._take_shown()
 
-    def _read(self) -> list[TextDelta]:
+    def _read(self) -> Deltas:
         self._buffer += "".join(self._waiting)
         self._waiting.clear()
         steps = {
@@ -152,7 +171,7 @@ class JsonCallScanner:
             pass
         return self._take_shown()
 
-    def _take_shown(self) -> list[TextDelta]:
+    def _take_shown(self) -> Deltas:
         """What is shown by now, as one delta."""
         shown, self._shown = "".join(self._shown), []
         return [TextDelta(shown)] if shown else []
@@ -213,7 +232,7 @@ class JsonCallScanner:
         text = self._buffer.rstrip()
         for end in (_FENCE, _TAG_END):
             text = text.removesuffix(end).rstrip()
-        found = self._calls_in(f"{text}}}") if text.endswith("}") else []
+        found = self._calls_in(f"{text}}}") if text.endswith("}") or self._tools is None else []
         if found:
             self.calls.extend(found)
             self.held.append(self._opening + self._buffer)
@@ -269,11 +288,17 @@ class JsonCallScanner:
     def _calls_in(self, text: str) -> list[ScannedCall]:
         """The calls in a JSON value; none unless each is valid and new."""
         found = calls_in(text)
+        if self._tools is None:
+            if not _ARGUMENTS.search(text):
+                return []
+            found = found or [broken_call(text)]
         if any(not self._is_valid(call) or self._is_repeated(call) for call in found):
             return []
         return found
 
     def _is_valid(self, call: ScannedCall) -> bool:
+        if self._tools is None:
+            return True
         found = self._tools.find(call.name)
         if found is None:
             return False
@@ -298,14 +323,28 @@ def calls_in(text: str) -> list[ScannedCall]:
     """The calls that a JSON value describes, whatever their tools; none if it is anything else."""
     if text.startswith("{{"):
         text = text[1:-1]  # as in a template, where braces are doubled
-    try:
-        if text.startswith("["):
-            written = msgspec.json.decode(text, type=list[_WrittenCall])
-        else:
-            written = [msgspec.json.decode(text, type=_WrittenCall)]
-        return [_to_call(one) for call in written for one in _unwrapped(call)]
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError, ValueError):
-        return []
+    for form in (text, _repaired(text)):
+        try:
+            if form.startswith("["):
+                written = msgspec.json.decode(form, type=list[_WrittenCall])
+            else:
+                written = [msgspec.json.decode(form, type=_WrittenCall)]
+            return [_to_call(one) for call in written for one in _unwrapped(call)]
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError, ValueError):
+            continue
+    return []
+
+
+def _repaired(text: str) -> str:
+    """JSON with the escapes that models forget: of lone backslashes and of line breaks."""
+    return _STRING.sub(lambda found: _escaped(found.group()), text)
+
+
+def _escaped(string: str) -> str:
+    string = _ESCAPE.sub(
+        lambda found: found.group() if found[1] in '"\\/bfnrtu' else f"\\{found.group()}", string
+    )
+    return string.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
 
 
 def _unwrapped(call: _WrittenCall) -> list[_WrittenCall]:

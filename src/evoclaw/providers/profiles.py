@@ -18,7 +18,7 @@ _MAX_LOCAL_CONTEXT_TOKENS = 32_768
 UNKNOWN_PROFILE = Profile()
 UNKNOWN_LOCAL_PROFILE = Profile(context_tokens=8_192, max_output_tokens=2_048)
 
-_TEXT, _NONE = CallStyle.TEXT, CallStyle.NONE
+_TEXT, _JSON, _NONE = CallStyle.TEXT, CallStyle.JSON, CallStyle.NONE
 
 # pattern, context window, longest output, images, call style; the first match wins
 _Row = tuple[str, int, int, bool, CallStyle]
@@ -48,6 +48,8 @@ _ROWS: tuple[_Row, ...] = (
     (r"llama-?3\.[123]", 131_072, 8_192, False, CallStyle.NATIVE),
     (r"(code|tiny)llama|llama", 8_192, 2_048, False, _TEXT),
     (r"qwen-?(2\.5)?-?(vl|.*-vl)|qwen3-vl", 32_768, 8_192, True, CallStyle.NATIVE),
+    # It writes a code block, whatever its template says, and forgets the request over the result.
+    (r"qwen-?2\.5-?coder", 32_768, 8_192, False, _JSON),
     (r"qwen-?2\.5", 32_768, 8_192, False, CallStyle.NATIVE),
     (r"qwen-?3|qwq", 131_072, 8_192, False, CallStyle.NATIVE),
     (r"qwen", 32_768, 4_096, False, _TEXT),

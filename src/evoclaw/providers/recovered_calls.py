@@ -6,26 +6,34 @@ once more without tools, and answer from the result.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 import msgspec
 
 from evoclaw.core.events import Replied, ReplyEvent, ReplyRetried, TextDelta
 from evoclaw.core.history import History
-from evoclaw.core.messages import Finish, Reply, ToolCall, ToolResult
+from evoclaw.core.messages import ErrorKind, Finish, Reply, ToolCall, ToolResult
 from evoclaw.core.ports import Provider, Request
-from evoclaw.core.profile import Profile
+from evoclaw.core.profile import CallStyle, Profile
 from evoclaw.core.toolset import Toolset
 from evoclaw.providers.json_calls import JsonCallScanner
 from evoclaw.providers.request_encoding import own_tool_names
-from evoclaw.providers.text_call_scanner import ScannedCall
+from evoclaw.providers.text_call_scanner import Deltas, ScannedCall
 from evoclaw.providers.text_calls import last_call_number
 from evoclaw.providers.untrusted_texts import UntrustedTexts
 from evoclaw.providers.wrappers import close
 
 REPEATED_CALL = "repeated_call"
 """The kind of `ReplyRetried` for a reply that only repeats the last calls."""
+
+_FINAL = (
+    None,
+    ErrorKind.NOT_FOUND,
+    ErrorKind.INVALID_PARAMS,
+    ErrorKind.PERMISSION_DENIED,
+)
+"""How calls end that end the same when they are repeated at once; another error may go away."""
 
 
 class RecoveredCallsProvider:
@@ -57,7 +65,7 @@ class RecoveredCallsProvider:
             return
         async with aclosing(self._with_calls(request)) as pieces:
             async for piece in pieces:
-                if isinstance(piece, Replied) and _is_repeating(piece.reply, request.history):
+                if isinstance(piece, Replied) and self._is_repeating(piece.reply, request.history):
                     break
                 yield piece
             else:
@@ -69,7 +77,16 @@ class RecoveredCallsProvider:
                 is_last = isinstance(event, Replied)
                 yield Replied(_paid(event.reply, piece.reply)) if is_last else event
 
+    def _is_repeating(self, reply: Reply, history: History) -> bool:
+        in_text = reply.recovered or self.profile.calls is CallStyle.JSON
+        return in_text and bool(reply.calls) and _are_answered(reply.calls, history)
+
     async def _with_calls(self, request: Request) -> AsyncGenerator[ReplyEvent, None]:
+        if self.profile.calls is CallStyle.JSON:  # all calls are found already
+            async with aclosing(self.inner.stream(request)) as pieces:
+                async for piece in pieces:
+                    yield piece
+            return
         reader = _Reader(request)
         async with aclosing(self.inner.stream(request)) as pieces:
             async for piece in pieces:
@@ -91,21 +108,19 @@ class RecoveredCallsProvider:
                         yield piece
 
 
-def _is_repeating(reply: Reply, history: History) -> bool:
-    """Whether a reply has calls in its text, all of them answered well in the last turn."""
-    if not reply.recovered:
-        return False
+def _are_answered(calls: Sequence[ToolCall], history: History) -> bool:
+    """Whether all calls were made in the last turn already, and would be answered the same."""
     answered: set[str] = set()
     made: set[tuple[str, bytes]] = set()
     for message in reversed(history.to_tuple()):
-        if isinstance(message, ToolResult) and message.error is None:
+        if isinstance(message, ToolResult) and message.error in _FINAL:
             answered.add(message.call_id)
         elif isinstance(message, Reply):
             made = {_content(call) for call in message.calls if call.id in answered}
             break
         elif not isinstance(message, ToolResult):
             break
-    return all(_content(call) in made for call in reply.calls)
+    return all(_content(call) in made for call in calls)
 
 
 def _content(call: ToolCall) -> tuple[str, bytes]:
@@ -138,12 +153,12 @@ class _Reader:
         """What the model has written so far."""
         return "".join(self._fed)
 
-    def feed(self, piece: str) -> list[TextDelta]:
+    def feed(self, piece: str) -> Deltas:
         """Scan a piece; return the text that cannot be part of a call."""
         self._fed.append(piece)
         return self._keep(self._scanner.feed(piece))
 
-    def finish(self, reply: Reply) -> list[TextDelta]:
+    def finish(self, reply: Reply) -> Deltas:
         """The rest of the text; with what was held back if the model made a native call."""
         rest = self._scanner.finish(cut_short=reply.finish is not Finish.STOP)
         if reply.calls:
@@ -188,7 +203,7 @@ class _Reader:
             like=tools,
         )
 
-    def _keep(self, deltas: list[TextDelta]) -> list[TextDelta]:
+    def _keep(self, deltas: Deltas) -> Deltas:
         self._text.extend(delta.text for delta in deltas)
         return deltas
 

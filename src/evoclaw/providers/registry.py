@@ -23,7 +23,7 @@ from evoclaw.providers.models.local import (
     usable_models,
 )
 from evoclaw.providers.prices import TokenRate, price_function
-from evoclaw.providers.profiles import profile_for
+from evoclaw.providers.profiles import known_profile, profile_for
 
 if TYPE_CHECKING:
     from evoclaw.providers.http import Http, RetryPolicy
@@ -157,8 +157,13 @@ def provider_for(
     if is_local_name(name):
         from evoclaw.providers.embedded import EmbeddedProvider
 
-        provider = EmbeddedProvider(model=find_local_model(name, env), http=http, settings=embedded)
-        return _with_recovered_calls(provider) if calls_in_text else provider
+        local = find_local_model(name, env)
+        provider = EmbeddedProvider(model=local, http=http, settings=embedded)
+        profile = known_profile(local.name)
+        # Otherwise the template of the file decides.
+        json = profile is not None and profile.calls is CallStyle.JSON and not local.template
+        style = CallStyle.JSON if json else CallStyle.NATIVE
+        return _with_text_calls(provider, style, calls_in_text)
     known = {**ENDPOINTS, **(endpoints or {})}
     own = factories or {}
     prefix, model = _split(name, {*known, *own})
@@ -178,15 +183,16 @@ def provider_for(
         price=price_function(name, rates),
         **({} if retry is None else {"retry": retry}),
     )
-    if profile.calls is CallStyle.TEXT:
+    return _with_text_calls(provider, profile.calls, calls_in_text)
+
+
+def _with_text_calls(provider: Provider, style: CallStyle, calls_in_text: bool) -> Provider:
+    """The provider, with the calls that its model writes into its text."""
+    if style in (CallStyle.TEXT, CallStyle.JSON):
         from evoclaw.providers.text_calls import TextCallProvider
 
-        provider = TextCallProvider(provider)
-    return _with_recovered_calls(provider) if calls_in_text else provider
-
-
-def _with_recovered_calls(provider: Provider) -> Provider:
-    if provider.profile.calls in (CallStyle.STRICT, CallStyle.NONE):
+        provider = TextCallProvider(provider, "json" if style is CallStyle.JSON else "hermes")
+    if not calls_in_text or style in (CallStyle.STRICT, CallStyle.NONE):
         return provider
     from evoclaw.providers.recovered_calls import RecoveredCallsProvider
 
@@ -436,7 +442,7 @@ def _largest_with_tools(answer: bytes) -> str | None:
 def _has_tools(model: _OllamaModel) -> bool:
     if model.capabilities is not None:
         return "tools" in model.capabilities
-    return profile_for(f"ollama/{model.name}").calls is CallStyle.NATIVE
+    return profile_for(f"ollama/{model.name}").calls in (CallStyle.NATIVE, CallStyle.JSON)
 
 
 async def http_get(url: str, timeout: float = 0.5) -> bytes | None:

@@ -246,7 +246,7 @@ def _install(part: PartialFile, source: PullSource, store: ModelStore) -> Instal
         changed = source.trust == "first"
         advice = "; if the change is expected, give the new digest with --sha256" if changed else ""
         raise DownloadFailed(
-            f"{source.address} is not {source.name}: its SHA-256 is {digest}, not "
+            f"the file from {source.address} is not {source.name}: its SHA-256 is {digest}, not "
             f"{source.sha256}; it was deleted{advice}"
         )
     entry = entry_of_digest(digest)
