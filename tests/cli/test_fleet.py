@@ -20,6 +20,7 @@ from evoclaw.config.agent_toml import machine_name
 from tests.support.certificates import make_certificates
 from tests.support.command_line import Shell, reply, shell
 from tests.support.gguf_files import gguf
+from tests.support.waiting import until
 
 PATIENCE = 60.0
 """Seconds after which a slow machine is a broken one."""
@@ -276,3 +277,94 @@ async def test_a_model_is_copied_from_an_edge_that_has_it(tmp_path: Path) -> Non
         assert (
             missing.code == exits.FAILED and "This edge has no model with the digest" in missing.err
         )
+
+
+@pytest.mark.slow
+async def test_a_model_is_pushed_to_an_edge_and_resumed_after_either_side_was_killed(
+    tmp_path: Path,
+) -> None:
+    content = gguf(filler=60_000_000)
+    digest = sha256(content).hexdigest()
+    async with shell(tmp_path) as here, running(here, "up", "--api-port", "0", "--no-edge") as up:
+        await up.says("broker on")
+        line = (await here.type("edges", "invite", "pi")).out.split()
+        device = replace(here, home=tmp_path / "pi", workspace=tmp_path / "pi")
+        device.home.mkdir()
+        joined = await device.type(*line[1:], "--capabilities", "shell")
+        assert joined.code == exits.OK, joined.err
+        (here.workspace / "tiny.gguf").write_bytes(content)
+        installed = await here.type("models", "pull", "tiny.gguf", "--sha256", digest)
+        assert installed.code == exits.OK, installed.err
+        push = ("models", "push", "tiny", "--to", "pi", "--json")
+
+        async with running(device, "edge"):
+            await up.says("edge pi: online")
+            refused = await here.type(*push)
+        assert refused.code == exits.FAILED and "pi: This edge does not accept" in refused.err
+        line = f'accept_models = ["sha256:{digest}"]\n'
+        settings = device.workspace / "agent.toml"
+        settings.write_text(line + settings.read_text())
+        models = device.home / ".evoclaw" / "models"
+        assert not models.exists()
+
+        part = models / f"{digest}.part"
+        async with running(device, "edge") as edge:
+            first = await here.start(*push)
+            await until(lambda: part.exists() and part.stat().st_size > 3_000_000)
+            first.kill()
+            await first.communicate()
+            left = part.stat().st_size
+            second = await here.start(*push)
+            await until(lambda: part.stat().st_size > left + 3_000_000)
+            edge.process.kill()
+            await edge.process.wait()
+            assert part.stat().st_size < len(content)
+        async with running(device, "edge"):
+            async with asyncio.timeout(PATIENCE):
+                out, err = await second.communicate()
+            assert second.returncode == exits.OK, err.decode()
+            again = await here.type("models", "push", f"sha256:{digest}", "--to", "pi")
+        facts = json.loads(out)
+        assert (facts["edge"], facts["name"], facts["sha256"]) == ("pi", "tiny", digest)
+        assert left <= facts["resumed_bytes"] < len(content)
+        assert (models / f"{digest}.gguf").read_bytes() == content
+        assert again.code == exits.OK and "tiny is installed already on pi" in again.out
+        listed = json.loads((await device.type("models", "--json")).out)["models"]
+        assert [row["name"] for row in listed if row["installed"] and row["sha256"] == digest] == [
+            "tiny"
+        ]
+
+
+async def test_a_push_of_an_unknown_or_changed_model_or_to_an_unknown_edge_says_so(
+    tmp_path: Path,
+) -> None:
+    content = gguf()
+    digest = sha256(content).hexdigest()
+    async with shell(tmp_path) as here:
+        (here.workspace / "tiny.gguf").write_bytes(content)
+        installed = await here.type("models", "pull", "tiny.gguf", "--sha256", digest)
+        assert installed.code == exits.OK, installed.err
+        alone = await here.type("models", "push", "embedded/tiny", "--to", "pi")
+        unknown = await here.type("models", "push", "tinny", "--to", "pi")
+        absent = await here.type("models", "push", "qwen3-0.6b", "--to", "pi")
+        digests = [
+            await here.type("models", "push", f"sha256:{digits}", "--to", "pi")
+            for digits in ("0" * 64, "12")
+        ]
+        nowhere = await here.type("models", "push", "tiny")
+        async with running(here, "up", "--api-port", "0", "--no-edge") as up:
+            await up.says("broker on")
+            offline = await here.type("models", "push", "tiny", "--to", "pi")
+        file = here.home / ".evoclaw" / "models" / f"{digest}.gguf"
+        file.chmod(0o600)
+        file.write_bytes(content + b"!")
+        changed = await here.type("models", "push", "tiny", "--to", "pi")
+    assert alone.code == exits.MISUSED and "start one with `evoclaw up`" in alone.err
+    assert unknown.code == exits.MISUSED and "did you mean 'tiny'" in unknown.err
+    assert absent.code == exits.MISUSED and "qwen3-0.6b is not installed" in absent.err
+    assert [typed.code for typed in digests] == [exits.MISUSED] * 2
+    assert "no installed model has the digest" in digests[0].err
+    assert "64 hexadecimal digits" in digests[1].err
+    assert nowhere.code == exits.MISUSED and "--to" in nowhere.err
+    assert offline.code == exits.MISUSED and "edge 'pi' is not online" in offline.err
+    assert changed.code == exits.FAILED and "`evoclaw models verify tiny`" in changed.err

@@ -10,13 +10,14 @@ from msgspec.structs import fields
 
 from evoclaw.config.agent_toml import WITHOUT_EFFECT
 from evoclaw.core.deadline import Deadline
-from evoclaw.core.errors import ConfigError
+from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.labels import Label, Principal
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.toolset import Toolset
 from evoclaw.edge.edge import Edge
 from evoclaw.edge.plans import CallPlan, no_grants
 from evoclaw.governance.budget.settings import AccountLimits
+from evoclaw.providers.models.catalogue import catalogue
 from evoclaw.store.calls.journal import Journal
 from evoclaw.transport.wire import Command
 from tests.settings.rows import (
@@ -40,6 +41,7 @@ from tests.settings.rows import (
 
 NAME = 'agent_id = "pi"\ncapabilities = ["*"]\n'
 KEY = "A" * 43
+CODER_DIGEST = next(entry.sha256 for entry in catalogue() if entry.name == "qwen2.5-coder-0.5b")
 BROKER = f'{NAME}[broker]\nurl = "mqtts://127.0.0.1:1"\n'
 SEAT = "tests/seat/test_settings.py"
 _LS = call(tool("bash", "shell"), {"command": "ls"})
@@ -130,6 +132,20 @@ async def long_output(made: Edge) -> int:
     plan = await made.parts.planners["tool"](_read("long.txt"))
     assert isinstance(plan, CallPlan)
     return len((await plan.work(Deadline(), lambda text: None)).text)
+
+
+async def pushed_model(made: Edge) -> str:
+    """Whether the edge opens a push of a model that is in its catalogue."""
+    receiver = made.parts.model_receiver
+    assert receiver is not None
+    payload = {"action": "start", "sha256": CODER_DIGEST, "total_bytes": 1}
+    try:
+        await receiver.answer(Command("model_push", cast("dict[str, Any]", payload), "run.1.1.1"))
+    except ToolFailure as refusal:
+        return refusal.kind
+    finally:
+        await receiver.close()
+    return "opened"
 
 
 def audit_of(key: str = "") -> Observe:
@@ -307,6 +323,7 @@ EDGE_ROWS: Rows = {
     "agent_type": row('agent_type = "sensor"\n', lambda made: made.advert.agent_type),
     "summary": row('summary = "A box."\n', lambda made: repr(made.advert)),
     "capabilities": Row('agent_id = "pi"\ncapabilities = ["git"]\n', edge(names), NAME),
+    "accept_models": row("accept_models = []\n", pushed_model),
     "level": verdicts('level = "read_only"\n', call(tool("write", "file_write"))),
     "workspace": row('workspace = "ws"\n', read_note),
     "read_roots": Row(

@@ -22,6 +22,7 @@ from evoclaw.edge.assemble import assemble
 from evoclaw.edge.device import DeviceLimits, EdgeIdentity, OrchestratorClock
 from evoclaw.edge.edge import Edge
 from evoclaw.edge.model_files import FindModelFile, no_model_files
+from evoclaw.edge.model_receiver import ModelReceiver
 from evoclaw.edge.plans import GrantCheck, no_grants
 from evoclaw.executors.edge import Grants, ungranted
 from evoclaw.executors.local import LocalExecutor
@@ -165,6 +166,7 @@ class Device:
     edge: Edge | None = None
     artifacts: ArtifactStore | None = None
     find_model_file: FindModelFile = no_model_files
+    model_receiver: ModelReceiver | None = None
     _task: asyncio.Task[None] | None = None
     _journal: Journal | None = None
 
@@ -187,6 +189,7 @@ class Device:
             clock=self.clock or OrchestratorClock(),
             artifacts=self.artifacts,
             find_model_file=self.find_model_file,
+            model_receiver=self.model_receiver,
         )
         self._task = asyncio.create_task(self.edge.run())
         return self.edge

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,8 @@ from evoclaw.transport.wire import (
     Command,
     Heartbeat,
     Hello,
+    ModelPush,
+    ModelPushStatus,
     NestedCall,
     NestedResult,
     OutputChunk,
@@ -81,6 +84,28 @@ WRITTEN: dict[str, Command | Report | Status | Advert] = {
         "nested-1",
         grant="eyJ9.c2ln",
     ),
+    "command_model_push": Command(
+        "model_push",
+        as_payload(
+            ModelPush(
+                "chunk",
+                sha256(b"the model").hexdigest(),
+                offset=4,
+                data="bW9kZWw=",
+                data_sha256=sha256(b"model").hexdigest(),
+            )
+        ),
+        "model_push-1",
+        queue_ttl_ms=30000,
+        grant="eyJ9.c2ln",
+    ),
+    "command_model_push_start": Command(
+        "model_push",
+        as_payload(ModelPush("start", sha256(b"the model").hexdigest(), "tiny", 9)),
+        "model_push-0",
+        queue_ttl_ms=30000,
+        grant="eyJ9.c2ln",
+    ),
     "command_traced": Command(
         "tool",
         as_payload(ToolPayload("bash", {"command": "uptime"}, 30000)),
@@ -119,6 +144,14 @@ WRITTEN: dict[str, Command | Report | Status | Advert] = {
             "exit_code": 0,
             "elapsed_ms": 123,
             "request_id": "r.1.0.1",
+        },
+    ),
+    "report_model_push": report(
+        ReportType.RESULT,
+        {
+            "status": "success",
+            "result": as_payload(ModelPushStatus("receiving", have_bytes=9)),
+            "request_id": "model_push-1",
         },
     ),
     "report_error": report(

@@ -74,7 +74,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     "Set up": {
         "init": "Write a short settings file",
         "config": "Show the settings, and change one",
-        "models": "List, pull, remove and verify models that run on this machine",
+        "models": "List, pull, push, remove and verify models that run on this machine",
         "skills": "List, show, check, create and add skills",
         "channels": "List and test channels, and manage who may use them",
         "notify": "List notifiers, and send a test message",

@@ -1,4 +1,4 @@
-"""`evoclaw models`: list, pull, remove and verify the models that run on this machine."""
+"""`evoclaw models`: list, pull, push, remove and verify the models that run on this machine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import click
 
@@ -32,18 +33,23 @@ from evoclaw.providers.models.memory import MachineMemory, format_bytes, machine
 from evoclaw.providers.models.partial_file import DiskFull, PartialFile
 from evoclaw.providers.models.pull import PulledModel, edge_source, pull, pull_source
 from evoclaw.providers.models.store import (
+    DIGEST,
     InstalledModel,
     ModelDamaged,
     ModelStore,
+    check_unchanged,
     models_folder,
 )
+
+if TYPE_CHECKING:
+    from evoclaw.orchestrator.fleet.model_files import PushedModel
 
 _BAR_CELLS = 24
 
 
 @click.group(cls=CommandGroup, default="list")
 def models() -> None:
-    """List, pull, remove and verify the models that run on this machine."""
+    """List, pull, push, remove and verify the models that run on this machine."""
 
 
 @models.command("list", help="List the models, what fits this machine, and the default")
@@ -122,6 +128,40 @@ def _pull(what: str, sha256: str, edge: str, *, trust_first: bool, as_json: bool
     return exits.OK
 
 
+@models.command("push", help="Copy an installed model to an edge, which installs it")
+@click.argument("what", metavar="NAME|sha256:DIGEST", help="The model")
+@click.option(
+    "--to", "edge", required=True, metavar="EDGE", help="The edge, whose agent.toml must allow it"
+)
+@json_option()
+def _push(what: str, edge: str, *, as_json: bool) -> int:
+    from evoclaw.orchestrator.fleet.model_files import PushFailed
+
+    model = _chosen(what)
+    try:
+        done = asyncio.run(_copy_to_edge(model, edge))
+    except PushFailed as problem:
+        print_err(f"evoclaw: {clean(f'{edge}: {problem}')}")
+        return exits.FAILED
+    if as_json:
+        facts: dict[str, JSON] = {
+            "edge": edge,
+            "name": done.name,
+            "model": f"embedded/{done.name}",
+            "sha256": model.sha256,
+            "bytes": model.size_bytes,
+            "was_installed": done.was_installed,
+            "resumed_bytes": done.resumed_bytes,
+        }
+        print_out(facts)
+        return exits.OK
+    how = "is installed already" if done.was_installed else "is installed and verified"
+    size, name = format_bytes(model.size_bytes), clean(done.name)
+    print_out(f"{name} {how} on {edge} ({size}, sha256:{model.sha256})")
+    print_out(f'its edge uses it with: [model] name = "embedded/{name}" in agent.toml')
+    return exits.OK
+
+
 @models.command("rm", help="Remove an installed model")
 @click.argument("name", help="Name of the model")
 @json_option()
@@ -197,6 +237,30 @@ async def _copy_from_edge(what: str, edge: str) -> PulledModel:
             return await pull(source, store, progress=bar.update, note=bar.note, fetch=fetch)
 
 
+async def _copy_to_edge(model: InstalledModel, edge: str) -> PushedModel:
+    """Copy a model to an edge, over the broker of the fleet."""
+    from evoclaw.orchestrator.fleet.model_files import PushFailed
+    from evoclaw.wiring.fleet import open_fleet
+
+    try:
+        check_unchanged(model)
+    except ConfigError as problem:
+        raise PushFailed(f"nothing was sent: {problem}") from None
+    bar = _ProgressBar(model.name)
+    bar.note(f"asking {edge} to take {model.name}")
+    with waiting(bar.text):
+        async with open_fleet(os.environ) as orchestrator:
+            await orchestrator.wait_for(edge, EDGE_TIMEOUT_S, tools=False)
+            return await orchestrator.push_model(
+                edge,
+                model.path,
+                model.sha256,
+                name=model.name,
+                progress=bar.update,
+                note=bar.note,
+            )
+
+
 class _ProgressBar:
     """How much of a file is there, how fast it comes, and how long it takes."""
 
@@ -262,6 +326,21 @@ def _problem(store: ModelStore, model: InstalledModel) -> str:
     except OSError as problem:
         return f"cannot read {model.path}: {problem.strerror}"
     return ""
+
+
+def _chosen(what: str) -> InstalledModel:
+    """The installed model of a name, or of `sha256:<digest>`."""
+    store = _store()
+    digest = what.lower().removeprefix("sha256:")
+    if digest == what.lower():
+        return _named(store, what)
+    if not DIGEST.fullmatch(digest):
+        raise ConfigError("sha256: needs the 64 hexadecimal digits of the file's SHA-256")
+    if (model := store.of_digest(digest)) is None:
+        raise ConfigError(
+            f"no installed model has the digest {digest}; `evoclaw models --json` lists them"
+        )
+    return model
 
 
 def _named(store: ModelStore, name: str) -> InstalledModel:

@@ -34,6 +34,7 @@ from evoclaw.config.toml_document import KeyPath, TomlDocument, describe_unknown
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.edge.device import default_summary
+from evoclaw.edge.model_receiver import ACCEPTED_MODEL, DEFAULT_ACCEPTED_MODELS
 from evoclaw.governance.autonomy import Level
 from evoclaw.governance.budget.settings import BudgetSettings, check_budget
 from evoclaw.governance.flow.settings import FlowSettings
@@ -48,7 +49,7 @@ from evoclaw.transport.private_files import write_private
 COMMANDS = (
     "tool", "prompt", "cancel", "ping", "tools_list", "execute", "update_strategy",
     "update_genome", "get_metrics", "evolution", "job", "nested_result", "model_chunk",
-    "shutdown",
+    "model_push", "shutdown",
 )  # fmt: skip
 """The commands that `commands` can allow or refuse."""
 
@@ -86,6 +87,7 @@ _COMMENTS = {
     "orchestrator_keys": "The public keys of the orchestrators whose commands it accepts.",
     "allow_unsigned": "true accepts unsigned commands from every client of the broker.",
     "commands": "For each command: true, false, or the public keys of allowed senders.",
+    "accept_models": "The model files that an orchestrator may install here.",
     "broker": "Put no password here: set password_file or EVOCLAW_EDGE_PASSWORD.",
     "limits": "Limits of concurrency, queue and storage.",
     "model": "The model that answers prompts; without one the edge only runs tools.",
@@ -182,6 +184,9 @@ class EdgeConfig(Struct, frozen=True, kw_only=True):
     allow_unsigned: bool = False
     commands: tuple[str, ...] | dict[str, bool | tuple[NonEmptyText, ...]] = {}
     """A list allows only these; a table has true, false, or the public keys of allowed senders."""
+    accept_models: tuple[str, ...] = DEFAULT_ACCEPTED_MODELS
+    """The model files that an orchestrator may install here (`evoclaw models push`): `"catalogue"`
+    for those of the catalogue, `"sha256:<digest>"` for this one, `"*"` for any; empty: none."""
     broker: BrokerConfig = BrokerConfig()
     tools: EdgeToolsConfig = EdgeToolsConfig()
     mcp: tuple[McpConfig, ...] = ()
@@ -273,6 +278,7 @@ def _read(name: str, text: str, folder: Path, env: Mapping[str, str]) -> EdgeCon
     if config.budget is not None:
         check_budget(config.budget)
     _check_trust(document, config)
+    _check_accepted_models(document, config)
     _check_tool_folders(document, config)
     return config
 
@@ -304,6 +310,17 @@ def _check_trust(document: TomlDocument, config: EdgeConfig) -> None:
                 if key not in keys:
                     problem = f"commands.{name}: {key!r} is not one of the orchestrator_keys"
                     raise document.error(("commands", name), problem)
+
+
+def _check_accepted_models(document: TomlDocument, config: EdgeConfig) -> None:
+    """Refuse what is no kind of model: a misspelt entry would silently allow nothing."""
+    for accepted in config.accept_models:
+        if not ACCEPTED_MODEL.fullmatch(accepted):
+            problem = (
+                f"accept_models: {accepted!r} must be 'catalogue', 'sha256:' and the 64 digits of "
+                "a digest, or '*'"
+            )
+            raise document.error(("accept_models",), problem)
 
 
 def _check_tool_folders(document: TomlDocument, config: EdgeConfig) -> None:

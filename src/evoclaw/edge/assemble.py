@@ -19,6 +19,7 @@ from evoclaw.edge.edge import Edge
 from evoclaw.edge.fitness import Outcomes
 from evoclaw.edge.genome import Genomes, GenomeTimeouts, no_skills
 from evoclaw.edge.model_files import FindModelFile, no_model_files
+from evoclaw.edge.model_receiver import ModelReceiver
 from evoclaw.edge.nested_calls import PendingNestedCalls
 from evoclaw.edge.outputs import KeepLargeOutput, artifact_tool
 from evoclaw.edge.plans import CallAudit, GrantCheck, Planner, ToolPlans, add_spans, no_grants
@@ -54,6 +55,7 @@ async def assemble(
     skills: SkillTools = no_skills,
     artifacts: ArtifactStore | None = None,
     find_model_file: FindModelFile = no_model_files,
+    model_receiver: ModelReceiver | None = None,
     images: BeforeImages | None = None,
     key: DeviceKey | None = None,
     notes: CallAudit | None = None,
@@ -63,10 +65,10 @@ async def assemble(
     """An edge that runs the tools of these ports, and prompts if their provider is a real one.
 
     With artifacts, output that is too large to send is stored there; files that `find_model_file`
-    finds may be copied by other machines; with a key, every result is
-    signed; with notes, every call is audited; with tracing, every call is a span. The commands in
-    `signed` need a grant though others of their kind need none. The genome may enable some of the
-    `skills` only. `damage` is reported to orchestrators.
+    finds may be copied by other machines, and `model_receiver` installs those that orchestrators
+    push; with a key, every result is signed; with notes, every call is audited; with tracing, every
+    call is a span. The commands in `signed` need a grant though others of their kind need none. The
+    genome may enable some of the `skills` only. `damage` is reported to orchestrators.
     """
     genomes, outcomes = Genomes(journal, skills=skills), Outcomes()
     nested = PendingNestedCalls()
@@ -102,6 +104,7 @@ async def assemble(
             unsigned=UNSIGNED_COMMANDS - signed,
             artifacts=artifacts,
             find_model_file=find_model_file,
+            model_receiver=model_receiver,
             images=images,
             nested=nested,
             damage=damage,

@@ -270,6 +270,14 @@ async def _model_chunk(edge: EdgeDevice, command: Command) -> JSON:
     return await model_chunk(edge.parts.find_model_file, command)
 
 
+async def _model_push(edge: EdgeDevice, command: Command) -> JSON:
+    """A step of the copy of a model file to this device."""
+    receiver = edge.parts.model_receiver
+    if receiver is None:
+        raise ToolFailure(ErrorKind.PERMISSION_DENIED, "This edge accepts no models.")
+    return await receiver.answer(command)
+
+
 QUICK_COMMANDS: Mapping[str, QuickCommand] = {
     "ping": _ping,
     "tools_list": _tools_list,
@@ -281,6 +289,7 @@ QUICK_COMMANDS: Mapping[str, QuickCommand] = {
     "evolution": _evolution,
     "nested_result": _nested_result,
     "model_chunk": _model_chunk,
+    "model_push": _model_push,
     "shutdown": _shutdown,
 }
 ALL_COMMANDS = frozenset(QUICK_COMMANDS) | {"tool", "execute", "prompt"}

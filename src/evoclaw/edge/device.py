@@ -19,6 +19,7 @@ from evoclaw.core.version import VERSION
 from evoclaw.edge.fitness import Outcomes
 from evoclaw.edge.genome import Genomes
 from evoclaw.edge.model_files import FindModelFile, no_model_files
+from evoclaw.edge.model_receiver import ModelReceiver
 from evoclaw.edge.nested_calls import PendingNestedCalls
 from evoclaw.edge.plans import GrantCheck, Planner, no_grants
 from evoclaw.store.calls.artifacts import ArtifactStore
@@ -147,6 +148,8 @@ class EdgeParts(Struct, frozen=True):
     """The store of large outputs, removed when they expire."""
     find_model_file: FindModelFile = no_model_files
     """Finds installed model files, which other machines may copy."""
+    model_receiver: ModelReceiver | None = None
+    """Installs model files that orchestrators push; None if it accepts none."""
     images: BeforeImages | None = None
     """What files held before calls changed them, removed when it expires."""
     nested: PendingNestedCalls = field(default_factory=PendingNestedCalls)

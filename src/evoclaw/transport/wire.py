@@ -9,10 +9,10 @@ from __future__ import annotations
 from datetime import datetime
 from enum import StrEnum
 from hashlib import sha256
-from typing import TypeVar
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from evoclaw.core.encoding import json_digest
 from evoclaw.core.errors import EvoClawError
@@ -23,6 +23,7 @@ from evoclaw.core.tools import Tool
 WIRE_VERSION = 1
 """The protocol version. An edge and an orchestrator are compatible if their ranges overlap."""
 MAX_REQUEST_ID_CHARS = 200
+MAX_MODEL_NAME_CHARS = 200
 MAX_HOPS = 3
 """Agents that may have delegated a command."""
 DEFAULT_JOB_TIMEOUT_S, MAX_JOB_TIMEOUT_S = 3600.0, 86_400.0
@@ -30,6 +31,10 @@ DEFAULT_JOB_TIMEOUT_S, MAX_JOB_TIMEOUT_S = 3600.0, 86_400.0
 RESULT_KEYS = ("result", "content")
 """The keys under which an outcome has its text; the first one counts."""
 T = TypeVar("T")
+Sha256: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+"""64 hexadecimal digits, in lower case."""
+ByteCount: TypeAlias = Annotated[int, Meta(ge=0)]
+ModelName: TypeAlias = Annotated[str, Meta(max_length=MAX_MODEL_NAME_CHARS)]
 
 
 class WireError(EvoClawError):
@@ -221,6 +226,44 @@ class NestedResult(Struct, frozen=True, omit_defaults=True):
     number: int
     outcome: dict[str, JSON]
     """As in a `result` or `error` report."""
+
+
+class ModelPush(Struct, frozen=True, omit_defaults=True):
+    """The payload of the command `model_push`: a step of the copy of a model file to an edge.
+
+    `start` opens the push and `status` asks about it. `chunk` has a part of the file, which may
+    come twice. Every step is answered with the status of the push.
+    """
+
+    action: Literal["start", "chunk", "status"]
+    """Which step it is."""
+    sha256: Sha256
+    """The digest of the whole file."""
+    name: ModelName = ""
+    """Of `start`: a name for the model, if the edge does not know the digest; at most 200
+    characters."""
+    total_bytes: ByteCount = 0
+    """Of `start`: the size of the whole file."""
+    offset: ByteCount = 0
+    """Of `chunk`: where it begins."""
+    data: str = ""
+    """Of `chunk`: its bytes, in base64."""
+    data_sha256: str = ""
+    """Of `chunk`: the digest of its bytes."""
+
+
+class ModelPushStatus(Struct, frozen=True, omit_defaults=True):
+    """The answer to `model_push`: how far the push is."""
+
+    state: Literal["waiting", "opening", "receiving", "verifying", "installed"]
+    """`waiting`: another command on the machine of the edge installs the same model. `opening`: the
+    edge reads what an earlier push has left."""
+    have_bytes: int = 0
+    """How much of the file the edge has; the next chunk begins there."""
+    name: str = ""
+    """Of `installed`: the name that the model has there."""
+    was_installed: bool = False
+    """Of `installed`: whether the model was there before this push."""
 
 
 class Hello(Struct, frozen=True):

@@ -32,6 +32,7 @@ async def open_edge(
     from evoclaw.config import broker_password, read_agent_toml
     from evoclaw.edge.assemble import assemble
     from evoclaw.edge.device import EdgeIdentity, OrchestratorClock
+    from evoclaw.edge.model_receiver import ModelReceiver
     from evoclaw.governance.stops import cancel_on_stop
     from evoclaw.observe.tracing.tracing import open_tracing
     from evoclaw.providers.models.store import ModelStore, models_folder
@@ -64,6 +65,9 @@ async def open_edge(
         )
         if journal.database.set_aside is not None and device.call_audit is not None:
             device.call_audit.damaged(f"{journal.database.path.name} was set aside")
+        models = ModelStore(models_folder(env))
+        receiver = ModelReceiver(models, config.accept_models)
+        stack.push_async_callback(receiver.close)
         name = client_id(config.agent_id, password) if password else ""
         edge = await assemble(
             EdgeIdentity(config.agent_id, config.agent_type, config.summary, name),
@@ -80,7 +84,8 @@ async def open_edge(
             artifacts=ArtifactStore(
                 config.data / "artifacts", max_artifact_bytes=limits.artifact_bytes
             ),
-            find_model_file=ModelStore(models_folder(env)).find_file,
+            find_model_file=models.find_file,
+            model_receiver=receiver,
             images=images,
             key=DeviceKey.load_or_create(config.data / "device.key"),
             notes=device.call_audit,
