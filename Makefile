@@ -195,7 +195,7 @@ demo: $(LOCAL) ## run calls on three edges, then a governed tool loop with a rea
 	$(BIN)/python examples/demo.py
 
 screenshots: $(READY) ## regenerate the dashboard screenshots
-	$(BIN)/python -m tests.page.screenshots
+	$(BIN)/python -m tests.page.screenshots $(ARGS)
 
 recording: $(READY) ## regenerate the terminal recording of the README
 	$(BIN)/python -m docs.record

@@ -54,6 +54,8 @@ from evoclaw.core.tools import Effect, Tool
 from evoclaw.edge.commands import ALL_COMMANDS, CONVERSATION_COMMANDS
 from evoclaw.edge.device import UNSIGNED_COMMANDS, DeviceLimits
 from evoclaw.edge.joining import JoinReply
+from evoclaw.edge.model_files import MAX_CHUNK_BYTES
+from evoclaw.edge.model_receiver import IDLE_TIMEOUT_S
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.approvals import ApprovalSettings
 from evoclaw.governance.autonomy import Level
@@ -107,6 +109,8 @@ from evoclaw.transport.wire import (
     Command,
     Heartbeat,
     Hello,
+    ModelPush,
+    ModelPushStatus,
     NestedCall,
     NestedResult,
     Outcome,
@@ -566,6 +570,13 @@ def wire() -> str:
             examples["command_nested_result"],
             "The prompt that names a tool:",
             examples["command_prompt_with_tools"],
+            "## Models",
+            _WIRE_MODELS,
+            _struct(ModelPush, "model_push", level=3),
+            examples["command_model_push_start"],
+            examples["command_model_push"],
+            _struct(ModelPushStatus, level=3),
+            examples["report_model_push"],
             "## Status and advert",
             _struct(Status, "status", level=3),
             examples["status_online"],
@@ -672,6 +683,7 @@ _WIRE_COMMANDS = {
     "cancel": "cancel the command `request_id`; its outcome is then `cancelled`",
     "ping": "answer with `pong`",
     "model_chunk": "a chunk of an installed model file: `sha256`, `offset`, `length`",
+    "model_push": "[a step of the copy of a model file to the edge](#models)",
     "tools_list": "the tools with their schemas, from `offset`; `next` is the next offset",
     "get_metrics": "the metrics of the edge",
     "job": "`list` the jobs, `read` or `cancel` the job `job_id`",
@@ -701,6 +713,20 @@ with neither `result` nor `content` is an error. A heartbeat with a `boot_id` sa
 takes part in everything below.
 
 [Try it with `mosquitto_pub`](../guides/run-a-fleet.md#devices-with-software-of-their-own)."""
+
+_WIRE_MODELS = f"""\
+Model files are copied in chunks, named by the SHA-256 of the whole file. Neither side stores these
+commands or their answers: each step can be repeated.
+
+- **From an edge**: `model_chunk` with `sha256`, `offset` and `length`, at most
+  {MAX_CHUNK_BYTES:,} bytes. The answer has `data` in base64, the `sha256` of these bytes, and
+  `total_bytes`.
+- **To an edge**: `model_push`. The edge accepts what `accept_models` in its `agent.toml` says. It
+  writes a chunk that begins where its file ends, or before, and ignores a later one; its answer has
+  `have_bytes`, where the next chunk begins. When the file is complete, it checks the digest and
+  the header and installs the file. After a `conflict` the orchestrator sends `start` again: the
+  edge was restarted, or no chunk came for {IDLE_TIMEOUT_S:g} s. The edge keeps what it has of a
+  file."""
 
 _WIRE_HELLO = """\
 On every connection an edge publishes its status, its advert, and a `hello` with the commands that

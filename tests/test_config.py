@@ -259,6 +259,11 @@ def test_agents_may_be_listed_below_an_agents_header(brain: Brain) -> None:
         ("workspace = 3", "line 1: workspace: Expected `str`, got `int`"),
         ("workspace = '~root/x'", "write the home folder of another user as a full"),
         ("commands = ['tol']", "unknown command 'tol'; did you mean 'tool'?"),
+        (
+            "accept_models = ['catalog']",
+            "line 1: accept_models: 'catalog' must be 'catalogue', 'sh",
+        ),
+        ("accept_models = ['sha256:12']", "line 1: accept_models: 'sha256:12' must be"),
         ("[commands]\nshutdwn = false", "line 2: unknown command 'shutdwn'; did you mean 'shut"),
         ("[commands]\nshutdown = ['k']", "line 2: commands.shutdown: 'k' is not one of the orch"),
         ("summary = 2021-01-01", "line 1: summary: Expected `str`, got `date`"),
@@ -445,6 +450,13 @@ def test_accepted_commands_can_be_limited_by_orchestrator_key(edge: Edge) -> Non
     some = edge(table)
     assert some.senders == {"shutdown": ("k",)}
     assert some.accepted == frozenset(COMMANDS) - {"prompt"}
+
+
+def test_an_edge_accepts_models_of_the_catalogue_unless_it_is_set_otherwise(edge: Edge) -> None:
+    assert edge("").accept_models == ("catalogue",)
+    assert edge("accept_models = []").accept_models == ()
+    given = ("catalogue", f"sha256:{'0' * 64}", "*")
+    assert edge(f"accept_models = {[*given]}").accept_models == given
 
 
 def test_a_missing_or_unreadable_file_is_a_clear_error(tmp_path: Path) -> None:

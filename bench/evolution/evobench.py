@@ -1,9 +1,10 @@
 """Measure the evolution engine: `make evobench` prints tables and ends with one JSON object.
 
-`ARGS="--machinery"`, `--sealed` or `--fleet` runs one part; figures of parts that did not run are
-null. The machinery part takes edits whose effect is planted through the real gate: 1,000 without
-effect, 200 good ones and 200 traps. The sealed part evolves the texts of a real small model on
-BFCL entries.
+`ARGS="--machinery"`, `--sealed`, `--rollback` or `--fleet` runs one part; figures of parts that did
+not run are null. The machinery part takes edits whose effect is planted through the real gate:
+1,000 without effect, 200 good ones and 200 traps. The sealed part evolves the texts of a real small
+model on BFCL entries. The rollback part breaks bounds of a real service; the fleet part rolls a bad
+genome out to 100 edges.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 from bench.evolution.campaign import CampaignResult, run_campaign
 from bench.evolution.direct_runs import run_campaign_directly
 from bench.evolution.fleet import fleet
+from bench.evolution.rollback import rollback
 from bench.evolution.sealed import add_options, measure_sealed
 from bench.evolution.sealed_entries import SIZES
 
@@ -32,7 +34,7 @@ MEMORY_FOLDER = Path("/dev/shm")
 KEYS = (
     "null_edits", "false_promotions", "traps", "promoted_traps", "good_edits", "found",
     "sealed_cases", "sealed_before", "sealed_after", "sealed_interval",
-    "fleet_edges", "fleet_got_bad", "fleet_restored_s",
+    "rollback_worst_s", "fleet_edges", "fleet_got_bad", "fleet_restored_s",
 )  # fmt: skip
 
 
@@ -85,7 +87,7 @@ def _print(results: Sequence[CampaignResult]) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Run the chosen parts."""
     parser = argparse.ArgumentParser(prog="make evobench", description=__doc__)
-    for part in ("machinery", "fleet"):
+    for part in ("machinery", "rollback", "fleet"):
         parser.add_argument(f"--{part}", action="store_true", help=f"Run the {part} part only")
     parser.add_argument(
         "--sealed", type=int, nargs="?", const=SIZES[Split.SEALED], metavar="ENTRIES",
@@ -101,7 +103,8 @@ def main(arguments: Sequence[str]) -> int:
     )
     add_options(parser)
     chosen = parser.parse_args(arguments)
-    every = not (chosen.machinery or chosen.sealed is not None or chosen.fleet)
+    parts = (chosen.machinery, chosen.sealed is not None, chosen.rollback, chosen.fleet)
+    every = not any(parts)
     figures: dict[str, Any] = dict.fromkeys(KEYS)
     if chosen.machinery or every:
         figures |= machinery(
@@ -111,6 +114,8 @@ def main(arguments: Sequence[str]) -> int:
     if chosen.sealed is not None or every:
         chosen.sealed = SIZES[Split.SEALED] if chosen.sealed is None else chosen.sealed
         figures |= measure_sealed(chosen)
+    if chosen.rollback or every:
+        figures |= rollback()
     if chosen.fleet or every:
         figures |= fleet()
     print(json.dumps(figures))

@@ -252,7 +252,9 @@ async def evolve(
     async def evaluate(genome: Genome, names: Sequence[str]) -> Any:
         return await runs.evaluate(genome, names or [case.name for case in train])
 
-    context = ProposerContext(AGENT, CONFIGURED, (), train, (), evaluate, ask)
+    context = ProposerContext(
+        AGENT, CONFIGURED, (), train, (), evaluate, ask, tool_prompt=runs.tool_prompt
+    )
     outcome, validated = Outcome(), 0
     leaks = LeakCheck(cases)
     proposers = (
@@ -262,7 +264,7 @@ async def evolve(
     for proposer in proposers:
         async for proposal in proposer.propose(context):
             genome = merged(CONFIGURED, proposal.patch, CONFIGURED, AGENT_TUNABLES)
-            static = _static(genome, proposal, leaks)
+            static = _static(genome, proposal, leaks, runs.tool_prompt)
             needs = static.evidence[NEEDS_PERSON]
             assert is_array(needs)
             found = Candidate(genome, proposal, proposer.name, "static", static, needs)
@@ -278,11 +280,11 @@ async def evolve(
     return outcome
 
 
-def _static(genome: Genome, proposal: Proposal, leaks: LeakCheck) -> StageResult:
+def _static(genome: Genome, proposal: Proposal, leaks: LeakCheck, tool_prompt: str) -> StageResult:
     return static_result(
         AGENT, (), CONFIGURED, genome, digest=genome.digest, untrusted=proposal.untrusted,
         skills={}, check=lambda new: check_genome(AGENT, new, skills=(), default_model=""),
-        leaks=leaks,
+        leaks=leaks, tool_prompt=tool_prompt,
     )  # fmt: skip
 
 

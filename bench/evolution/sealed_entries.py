@@ -38,6 +38,7 @@ from evoclaw.evolution.evaluation import Attempt, CaseRun, Evaluation, OpenRun, 
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.orchestrator.agents.tuning import GenomeTools, tune
 from evoclaw.providers.scripted import Scripted, says
+from evoclaw.providers.text_calls import shipped_tool_prompt
 from evoclaw.tools.fake import FakeOps
 
 Entry: TypeAlias = dict[str, Any]
@@ -194,10 +195,12 @@ class EntryRuns:
         self._entries = {entry["id"]: entry for entry in judge.entries}
         self.asked = 0
         """Requests for entries that were not stored."""
+        self.tool_prompt = shipped_tool_prompt(provider.profile.calls)
+        """What tells the model its tools without a genome; empty if its calls are not text."""
 
     async def run(self, genome: Genome, entry: Entry) -> JudgedRun:
         """The judged run of an entry, stored or new."""
-        key = "run", self._model, _method(genome), entry["id"]
+        key = "run", self._model, self._method(genome), entry["id"]
         if (stored := self._store.get(*key)) is not None:
             return msgspec.convert(stored, JudgedRun)
         async with self._slots:
@@ -258,10 +261,12 @@ class EntryRuns:
         own = tools_of(entry)
         offered = GenomeTools(genome.tools).offer(list(own.values()))
         history = History([SystemMessage(tune(AGENT, genome).prompt), user(question_of(entry))])
+        request = Request(
+            history, offered, temperature=0.0, max_tokens=MAX_TOKENS,
+            tool_prompt=genome.tool_prompt,
+        )  # fmt: skip
         try:
-            reply = await reply_of(
-                self._provider, Request(history, offered, temperature=0.0, max_tokens=MAX_TOKENS)
-            )
+            reply = await reply_of(self._provider, request)
         except ProviderError as problem:
             await self._check_server()
             right, why, did, tokens = False, f"no reply: {problem}"[:200], "nothing", 0
@@ -271,6 +276,13 @@ class EntryRuns:
             did, tokens = _did(calls, reply.text, own), reply.usage.input + reply.usage.output
         seconds = round(time.monotonic() - started, 1)
         return JudgedRun(right=right, why=why, did=did, tokens=tokens, seconds=seconds)
+
+    def _method(self, genome: Genome) -> str:
+        """Identifies a genome, and how its runs are made."""
+        made: dict[str, Any] = {"prompt": INSTRUCTIONS, "tokens": MAX_TOKENS, "data": PACKAGES[-1]}
+        if self.tool_prompt:
+            made["tool_prompt"] = self.tool_prompt
+        return canonical_hash({**made, "genome": genome.content()})[:16]
 
     async def _check_server(self) -> None:
         """Raise `ProviderError` if the server answers nothing at all any more."""
@@ -292,12 +304,6 @@ def digest_of(spec: str, path: Path | None) -> str:
         return hashlib.sha256(spec.encode()).hexdigest()[:16]
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
-
-
-def _method(genome: Genome) -> str:
-    """Identifies a genome, and how its runs are made."""
-    made: dict[str, Any] = {"prompt": INSTRUCTIONS, "tokens": MAX_TOKENS, "data": PACKAGES[-1]}
-    return canonical_hash({**made, "genome": genome.content()})[:16]
 
 
 def _signatures(entry: Entry) -> str:

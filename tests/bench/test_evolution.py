@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from bench.evolution.campaign import run_campaign
 from bench.evolution.edits import make_edits
+from bench.evolution.rollback import measure
 from bench.evolution.world import (
     HARD_TOPICS,
     LARGE,
@@ -56,3 +58,12 @@ def test_a_small_campaign_promotes_the_good_edit_and_no_trap() -> None:
     done = run_campaign(5, null=1, good=1, traps=7)
     assert done.unexpected == []
     assert done.promoted == {"null": 0, "good": 1, "trap": 0}
+
+
+@pytest.mark.slow
+@pytest.mark.process
+async def test_a_broken_bound_of_a_real_service_is_measured(tmp_path: Path) -> None:
+    found = await measure(tmp_path, "", repetitions=1, kills=0)
+    assert len(found["rolled_back"]) == len(found["restored"]) == 3
+    assert all(seconds > 0 for seconds in (*found["rolled_back"], *found["restored"]))
+    assert (found["lost"], found["repeated"], found["killed"]) == (0, 0, [])

@@ -26,7 +26,9 @@ from bench.evolution.sealed_entries import (
 )
 from bench.evolution.sealed_examples import example_of, first_value
 
+from evoclaw.core.profile import CallStyle
 from evoclaw.evolution.cases import Split
+from evoclaw.providers.text_calls import shipped_tool_prompt
 from tests.support.model_server import ModelServer, model_server
 from tests.support.weights import VARIABLE
 
@@ -86,6 +88,8 @@ class PlantedServer(ModelServer):
         self.stubborn: set[str] = set()
         """Models that follow no rule."""
         self.reflects = True
+        self.improves = "its instructions"
+        """The text that the reflecting model adds the rule to."""
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -97,12 +101,13 @@ class PlantedServer(ModelServer):
             self.scripts[said] = self._reflection(said)
         else:
             self.answered.append((body["model"], system, said))
-            self.scripts[said] = self._measurement(body["model"], system, said)
+            line = self._measurement(body["model"], system, said)
+            self.scripts[said] = line if body.get("tools") else in_text(line)
         return await super().complete(request)
 
     def _reflection(self, said: str) -> str:
         text = re.search(r"The text now:\n(.*?)\n\nThe agent", said, re.S)
-        if not self.reflects or text is None or "its instructions" not in said:
+        if not self.reflects or text is None or self.improves not in said:
             return "say I would not change that."
         return f"recite {json.dumps(f'<text>{text[1]} {RULE}</text>')}"
 
@@ -114,6 +119,15 @@ class PlantedServer(ModelServer):
             return "say Nothing fits."
         length = int(found[2]) if knows else 0
         return f'call tape_measure {{"length": {length}}}'
+
+
+def in_text(line: str) -> str:
+    """A call as a model writes it that has no native calls."""
+    verb, _, rest = line.partition(" ")
+    if verb != "call":
+        return line
+    name, _, arguments = rest.partition(" ")
+    return f"recite {json.dumps(json.dumps({'name': name, 'arguments': json.loads(arguments)}))}"
 
 
 def options(server: ModelServer, *more: str) -> argparse.Namespace:
@@ -211,6 +225,20 @@ async def test_examples_of_train_entries_are_found_without_a_model_that_reflects
     notes = figures["sealed_promoted"]["notes"]
     assert len(notes) == len(CATEGORIES)
     assert (figures["sealed_before"], figures["sealed_after"]) == (0.25, 1.0)
+
+
+async def test_the_tool_prompt_of_a_model_with_calls_in_text_evolves(tmp_path: Path) -> None:
+    server = PlantedServer()
+    server.improves = "what tells its model the tools"
+    async with model_server(server):
+        figures = await measure(
+            server, tmp_path / "runs.jsonl", "--model", "qwen2.5-coder-small", "--examples", "0"
+        )
+    text = figures["sealed_promoted"]["tool_prompt"]
+    assert text == f"{shipped_tool_prompt(CallStyle.JSON)} {RULE}"
+    assert (figures["sealed_before"], figures["sealed_after"]) == (0.25, 1.0)
+    other = figures["sealed_other_before"], figures["sealed_other_after"]
+    assert other == (0.25, 0.25), "a model with native calls ignores it"
 
 
 async def test_without_a_better_genome_nothing_changes(tmp_path: Path) -> None:

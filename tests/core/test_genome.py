@@ -30,7 +30,7 @@ def test_a_genome_has_these_fields_and_no_others() -> None:
     assert names == [
         "prompt", "notes", "temperature", "max_turns", "call_seconds", "run_seconds",
         "tool_error_limit", "concurrency", "skills", "skill_texts", "new_skills", "tools",
-        "models", "version", "restored",
+        "tool_prompt", "models", "version", "restored",
     ]  # fmt: skip
     assert [*GENOME_RULES, "version", "restored"] == names
     assert {*EDGE_TUNABLES, *AGENT_TUNABLES} == set(GENOME_RULES), "each is used somewhere"
@@ -62,6 +62,13 @@ def test_what_governs_an_agent_cannot_be_in_a_patch(key: str) -> None:
         ("tools", {"read": {"permissions": ["shell"]}}),
         ("tools", {"read": {"examples": ["x"] * 11}}),
         ("tools", []),
+        ("tool_prompt", "Call a tool."),
+        ("tool_prompt", "{tools} {tools}"),
+        ("tool_prompt", "{tools} {tools.__class__}"),
+        ("tool_prompt", "{tools} {tools!r}"),
+        ("tool_prompt", "{tools} {0}"),
+        ("tool_prompt", "{tools} { request }"),
+        ("tool_prompt", "{tools}" + "x" * 3_994),
         ("models", [""]),
         ("models", "a,b"),
     ],
@@ -70,6 +77,13 @@ def test_a_value_that_is_not_allowed_is_refused_with_what_it_must_be(key: str, v
     with pytest.raises(ToolFailure) as caught:
         patched({key: value})
     assert caught.value.message == f"{key!r} must be {GENOME_RULES[key]}. Nothing was changed."
+
+
+def test_a_tool_prompt_has_the_tools_once_and_may_have_any_braces_that_are_no_placeholder() -> None:
+    text = 'Of {names}:\n{tools}\nWrite {"name": "x", "arguments": {}} like {example}; {answer}.'
+    assert patched({"tool_prompt": text}).tool_prompt == text
+    assert patched({"tool_prompt": "{tools}" + "x" * 3_993}).digest
+    assert patched({"tool_prompt": ""}) == patched({"tool_prompt": None}) == CONFIGURED
 
 
 def test_objects_are_merged_and_null_removes_a_member() -> None:
@@ -87,8 +101,16 @@ def test_the_digest_depends_on_the_content_only() -> None:
     assert CONFIGURED.digest == Genome(version=7).digest == ""
 
 
+def test_the_digest_of_a_genome_that_an_older_release_wrote_is_unchanged() -> None:
+    known = "a18996531cc09b6e29a40921db26c3315be8852a81ab2ccdfceb166866dbdab8"
+    assert Genome(prompt="Be brief.", notes=("Say so.",), temperature=0.5).digest == known
+
+
 def test_the_verifier_computes_the_same_digest() -> None:
-    genome = Genome(prompt="Ü\n€", temperature=0.7, run_seconds=1e-6, tools={"ü": ToolText("x")})
+    genome = Genome(
+        prompt="Ü\n€", temperature=0.7, run_seconds=1e-6, tools={"ü": ToolText("x")},
+        tool_prompt='{tools}\n{"ü": 1}',
+    )  # fmt: skip
     assert verify.digest(genome.content()) == genome.digest
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,7 @@ from evoclaw.core.events import (
     RunFinished,
     StopReason,
     TextDelta,
+    ToolsChanged,
 )
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import ErrorKind, Reply, ToolCall, user
@@ -40,7 +42,7 @@ from evoclaw.core.profile import Profile
 from evoclaw.core.replay import Replay
 from evoclaw.core.run import Bus, recorded
 from evoclaw.core.state import RunState, fold, new_run
-from evoclaw.core.tools import Call
+from evoclaw.core.tools import Call, Tool
 from evoclaw.providers.scripted import Scripted, ScriptStep, calls, says
 from evoclaw.store.sessions.recordings import encode_record, read_recording
 from tests.core.test_loop import Answering, Asking
@@ -99,6 +101,21 @@ async def test_a_plain_run_with_parallel_calls_bad_calls_and_confirmation_replay
     settings = LoopSettings(confirm=True)
     script = (mixed, says("well"), says("COMPLETED: yes"))
     await assert_replays(await record(*script, executor=executor, settings=settings))
+
+
+async def test_tools_that_were_reported_twice_and_are_stored_once_replay() -> None:
+    class Reconnecting(Table):
+        def tools(self) -> Sequence[Tool]:
+            return list(super().tools())
+
+    records = await record(says("ok"), executor=Reconnecting((tool("echo"), echo)))
+    changes = [r for r in records if isinstance(r.event, ToolsChanged)]
+    assert len(changes) == 2
+    await assert_replays(records)
+    stored = [
+        msgspec.structs.replace(r, event=changes[0].event) if r in changes else r for r in records
+    ]
+    await assert_replays(stored)
 
 
 async def test_denied_approved_and_refused_calls_replay() -> None:

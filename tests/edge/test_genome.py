@@ -97,6 +97,7 @@ GOOD: dict[str, list[Any]] = {
     "concurrency": [1, 64],
     "skills": [[], ["x"] * 200],
     "notes": [[], ["x" * 1_000] * 100],
+    "tool_prompt": ["", "{tools}" + "x" * 3_993],
 }
 BAD: dict[str, list[Any]] = {
     "prompt": ["x" * 16_001, 3, "\ud800"],
@@ -107,6 +108,7 @@ BAD: dict[str, list[Any]] = {
     "concurrency": [0, 65],
     "skills": ["x", [""], ["x" * 65], ["x"] * 201, [1], {}],
     "notes": ["x", [""], ["x" * 1_001], ["x"] * 101, {}],
+    "tool_prompt": ["x", "{tools} {0}", "{tools}" + "x" * 3_994, {}],
 }
 
 

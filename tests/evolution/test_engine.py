@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from evoclaw import verify
+from evoclaw.core.errors import EvoClawError
 from evoclaw.core.messages import JSON
 from evoclaw.evolution.approval import ApprovalRefused, approve, approve_by_key, reject
 from evoclaw.evolution.candidates import (
@@ -19,7 +22,7 @@ from evoclaw.evolution.candidates import (
     StageResult,
     fold_candidates,
 )
-from evoclaw.evolution.engine import EvolutionStopped
+from evoclaw.evolution.engine import EvolutionEngine, EvolutionStopped
 from evoclaw.evolution.lineage import GenomeLineage
 from evoclaw.evolution.lineage_entries import LineageEntry, entry_hash
 from evoclaw.evolution.proposals import Proposal
@@ -35,6 +38,7 @@ from tests.support.evolution_engines import (
     open_lineage,
     passes,
 )
+from tests.support.waiting import until
 
 
 async def problems(lineage: GenomeLineage) -> list[str]:
@@ -193,17 +197,17 @@ async def test_two_engines_promote_once(place: Place) -> None:
 
 async def test_a_stop_ends_a_stage_at_once_and_records_nothing(place: Place) -> None:
     stopped = [""]
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
     async def endless(candidate: Candidate) -> StageResult:
-        begun.set()
+        started.set()
         await asyncio.Event().wait()
         raise AssertionError("never")
 
     async with open_lineage(place) as lineage:
         engine = engine_of(lineage, checks={Stage.VALIDATION: endless}, stopped=lambda: stopped[0])
         running = asyncio.ensure_future(engine.run())
-        await asyncio.wait_for(begun.wait(), 60)
+        await asyncio.wait_for(started.wait(), 60)
         number = len(await lineage.history(AGENT))
         stopped[0] = "a person stopped everything"
         with pytest.raises(EvolutionStopped, match="a person stopped everything"):
@@ -251,6 +255,121 @@ async def test_a_broken_bound_takes_a_promotion_back_with_its_reason(place: Plac
         (first, *_) = await candidates(lineage)
         assert first.state is CandidateState.ROLLED_BACK
         assert await problems(lineage) == []
+
+
+class Stuck:
+    """A step that begins, and does not end by itself."""
+
+    def __init__(self) -> None:
+        self.started, self.is_cancelled = asyncio.Event(), False
+
+    async def judge(self, candidate: Candidate) -> StageResult:
+        self.started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.is_cancelled = True
+        raise AssertionError("never")
+
+
+@asynccontextmanager
+async def serving(engine: EvolutionEngine) -> AsyncGenerator[None]:
+    """Serve until the block ends."""
+    task = asyncio.create_task(engine.serve())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def wait_for_entry(lineage: GenomeLineage, kind: str, **fields: Any) -> LineageEntry:
+    """The first entry like this; wait until there is one."""
+    found: list[LineageEntry] = []
+
+    async def there() -> bool:
+        found[:] = [
+            entry
+            for entry in await lineage.history(AGENT)
+            if entry.kind == kind and all(getattr(entry, n) == v for n, v in fields.items())
+        ]
+        return bool(found)
+
+    await until(there, 30, f"a {kind}")
+    return found[0]
+
+
+async def test_a_bound_that_breaks_during_a_long_step_is_not_kept_waiting(place: Place) -> None:
+    broken, stuck = [""], Stuck()
+    audited: list[LineageEntry] = []
+
+    async def watch(candidate: Candidate, since: float) -> str:
+        return broken[0]
+
+    async with open_lineage(place) as lineage:
+        engine = engine_of(lineage, watch=watch, seen=audited)
+        await engine.run()
+        await approve(lineage, AGENT, 1, by="ann")
+        await engine.run()
+        await lineage.propose(AGENT, {"prompt": "Answer in two words."}, by="numbers")
+        stages = {Stage.VALIDATION: stuck.judge}
+        async with serving(engine_of(lineage, watch=watch, checks=stages, seen=audited)):
+            await asyncio.wait_for(stuck.started.wait(), 60)
+            broken[0] = "4 of 10 runs failed, 0 of 50 before"
+            entry = await wait_for_entry(lineage, "rollback")
+            assert entry.reason == broken[0]
+            await until(lambda: stuck.is_cancelled, 30)
+        assert entry in audited
+        assert (await candidates(lineage))[1].state is CandidateState.SUPERSEDED
+        assert await problems(lineage) == []
+
+
+async def test_a_canary_is_rejected_while_another_candidate_is_validated(place: Place) -> None:
+    broken, stuck = [False], Stuck()
+
+    async def canary(candidate: Candidate) -> StageResult:
+        share: dict[str, JSON] = {"share": 0.5}
+        if broken[0]:
+            return StageResult(passed=False, reason="2 of 2 runs failed", evidence=share)
+        return StageResult(passed=None, evidence=share)
+
+    async def validation(candidate: Candidate) -> StageResult:
+        return await (stuck.judge(candidate) if candidate.number > 1 else passes(candidate))
+
+    async with open_lineage(place) as lineage:
+        stages = {Stage.CANARY: canary, Stage.VALIDATION: validation}
+        engine = engine_of(lineage, checks=stages)
+        await engine.run()
+        await approve(lineage, AGENT, 1, by="ann")
+        await engine.run()
+        await lineage.propose(AGENT, {"prompt": "Answer in two words."}, by="numbers")
+        async with serving(engine):
+            await asyncio.wait_for(stuck.started.wait(), 60)
+            broken[0] = True
+            entry = await wait_for_entry(lineage, "verdict", stage="canary", passed=False)
+            assert (entry.candidate, entry.reason) == (1, "2 of 2 runs failed")
+        states = [candidate.state for candidate in await candidates(lineage)]
+        assert states == [CandidateState.REJECTED, CandidateState.OPEN]
+
+
+async def test_a_bound_that_breaks_while_a_failed_step_waits_is_seen(place: Place) -> None:
+    broken = [""]
+
+    async def watch(candidate: Candidate, since: float) -> str:
+        return broken[0]
+
+    async def unreachable(candidate: Candidate) -> StageResult:
+        broken[0] = "4 of 10 runs failed, 0 of 50 before"
+        raise EvoClawError("the model is unreachable")
+
+    async with open_lineage(place) as lineage:
+        engine = engine_of(lineage, watch=watch)
+        await engine.run()
+        await approve(lineage, AGENT, 1, by="ann")
+        await engine.run()
+        await lineage.propose(AGENT, {"prompt": "Answer in two words."}, by="numbers")
+        async with serving(engine_of(lineage, watch=watch, checks={Stage.STATIC: unreachable})):
+            await wait_for_entry(lineage, "rollback")
 
 
 async def test_a_proposal_that_is_not_allowed_is_skipped(place: Place) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,7 +20,14 @@ from evoclaw.core.ports import Ports
 from evoclaw.core.run import watch
 from evoclaw.core.state import new_run
 from evoclaw.evolution.cases import Case, CaseFile, Split, case_from_run, read_case
-from evoclaw.evolution.evaluation import Attempt, CaseRun, evaluate, summed_up, wilson
+from evoclaw.evolution.evaluation import (
+    Attempt,
+    CaseRun,
+    evaluate,
+    evaluate_both,
+    summed_up,
+    wilson,
+)
 from evoclaw.evolution.recorded_results import RecordedResults
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.autonomy import Autonomy, Level
@@ -77,6 +85,32 @@ async def test_a_run_that_cannot_be_prepared_ends_the_evaluation_with_its_error(
 
     with pytest.raises(ConfigError, match="no sandbox here"):
         await evaluate([case_of(WEATHER)], broken, repeat=3)
+
+
+async def test_an_error_of_one_genome_ends_the_runs_of_the_other_before_it_is_raised() -> None:
+    started = asyncio.Event()
+    ended: list[str] = []
+
+    @asynccontextmanager
+    async def endless(case: CaseFile, _: Path) -> AsyncGenerator[CaseRun]:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+            raise AssertionError("nobody sets the event")
+            yield
+        finally:
+            ended.append(case.name)
+
+    @asynccontextmanager
+    async def broken(case: CaseFile, _: Path) -> AsyncGenerator[CaseRun]:
+        await started.wait()
+        raise ConfigError("the server stopped")
+        yield
+
+    async with asyncio.timeout(10):
+        with pytest.raises(ConfigError, match="the server stopped"):
+            await evaluate_both([case_of(WEATHER)], endless, broken, repeat=1, parallel=2)
+    assert ended == ["x"]
 
 
 async def test_each_run_gets_a_copy_of_the_start_folder(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,9 +30,10 @@ from evoclaw.evolution.cases import CaseFile
 from evoclaw.evolution.engine import EvolutionEngine
 from evoclaw.evolution.evaluation import CaseRun, OpenRun
 from evoclaw.evolution.lineage import GenomeLineage
+from evoclaw.evolution.lineage_entries import ignore_entry
 from evoclaw.evolution.proposals import CampaignBudgetSpent
 from evoclaw.evolution.proposer_context import ProposerContexts
-from evoclaw.evolution.real_runs import RealRuns, RunComment
+from evoclaw.evolution.real_runs import OPERATOR, RealRuns, RunComment
 from evoclaw.evolution.recorded_results import RecordedResults
 from evoclaw.evolution.stages import GateStages
 from evoclaw.executors.local import LocalExecutor
@@ -106,8 +107,9 @@ class Bench:
 
         return ProposerContexts(
             Agent(AGENT, "m"), self.lineage, lambda: self.settings, provider=provider,
-            tools=lambda: [look.tool], cases=lambda: self.cases, open_runner=self.open_runner,
-            real_runs=self.real_runs, on_entry=lambda entry: None, clock=time.time,
+            tools=lambda: [look.tool], tool_prompt=lambda: "{tools}", cases=lambda: self.cases,
+            open_runner=self.open_runner, real_runs=self.real_runs, on_entry=ignore_entry,
+            clock=time.time,
         )  # fmt: skip
 
     @asynccontextmanager
@@ -121,10 +123,11 @@ class Bench:
 
         yield opened
 
-    async def run(self, message: str = "Is it?", session: str = "") -> str:
+    async def run(self, message: str = "Is it?", session: str = "", tenant: str = OPERATOR) -> str:
         """One run of a real session; its id."""
-        opened = await self.conversations.open(AGENT, session_id=session)
-        records = [record async for record in self.conversations.send(opened.id, message)]
+        conversations = self.conversations.of(tenant)
+        opened = await conversations.open(AGENT, session_id=session)
+        records = [record async for record in conversations.send(opened.id, message)]
         return records[0].run_id
 
     async def propose(self, **patch: Any) -> None:
@@ -174,17 +177,21 @@ async def bench(place: Place, **settings: Any) -> AsyncGenerator[Bench]:
             executor = LocalExecutor([look])
             return Ports(RuleModel(rule), executor, Autonomy(Level.FULL))
 
-        agent = Agent(AGENT, "m", capabilities=frozenset({"*"}))
+        chosen = replace(ON, **settings)
+        agent = Agent(AGENT, "m", capabilities=frozenset({"*"}), evolution=chosen)
         conversations = Conversations(
             store, {AGENT: agent}, make_ports, genomes=lineage, prompt=lambda agent: agent.prompt
         )
 
-        async def rating_of(run: str) -> RunComment | None:
-            return made.ratings.get(run)
+        async def ratings_of(tenant: str, runs: Sequence[str]) -> Mapping[str, RunComment]:
+            return {run: made.ratings[run] for run in runs if run in made.ratings}
 
         made = Bench(
-            lineage, conversations, metrics, RealRuns(AGENT, metrics, store, rating_of),
-            replace(ON, **settings),
+            lineage, conversations, metrics,
+            RealRuns(
+                AGENT, metrics, store, ratings_of, tenants=lambda: made.settings.tenants
+            ),
+            chosen,
         )  # fmt: skip
         yield made
 
@@ -295,14 +302,14 @@ async def test_a_canary_is_used_by_a_share_of_sessions_and_passes(place: Place) 
     async with bench(place, canary_share=0.5, canary_runs=4) as made:
         await made.propose()
         await made.pass_until(Stage.CANARY)
-        begun = await made.judge(Stage.CANARY)
-        assert (begun.passed, begun.evidence["share"]) == (None, 0.5)
+        started = await made.judge(Stage.CANARY)
+        assert (started.passed, started.evidence["share"]) == (None, 0.5)
         candidate = await made.candidate()
         await made.lineage.add_verdict(
             AGENT, candidate.proposal, "canary", passed=None, after=6, by="x",
-            evidence=begun.evidence,
+            evidence=started.evidence,
         )  # fmt: skip
-        assert await made.judge(Stage.CANARY) == begun, "no run yet"
+        assert await made.judge(Stage.CANARY) == started, "no run yet"
         for number in range(30):
             await made.run(session=f"s{number}")
         done = await made.judge(Stage.CANARY)
@@ -320,10 +327,10 @@ async def test_bad_ratings_reject_a_canary(place: Place) -> None:
         await made.propose()
         await made.pass_until(Stage.CANARY)
         candidate = await made.candidate()
-        begun = await made.judge(Stage.CANARY)
+        started = await made.judge(Stage.CANARY)
         await made.lineage.add_verdict(
             AGENT, candidate.proposal, "canary", passed=None, after=6, by="x",
-            evidence=begun.evidence,
+            evidence=started.evidence,
         )  # fmt: skip
         for _ in range(2):
             made.ratings[await made.run()] = RunComment("bad", "rude")
@@ -361,6 +368,51 @@ async def test_a_promotion_whose_runs_fail_is_taken_back(place: Place) -> None:
         assert await made.stages.watch(first, 0.0) == ""
 
 
+async def test_a_candidate_is_tried_by_the_tenants_of_the_settings_only(place: Place) -> None:
+    tenants = ("local", "acme")
+    async with bench(place, canary_share=1.0, canary_runs=10, tenants=tenants) as made:
+        await made.propose()
+        await made.pass_until(Stage.CANARY)
+        candidate = await made.candidate()
+        started = await made.judge(Stage.CANARY)
+        await made.lineage.add_verdict(
+            AGENT, candidate.proposal, "canary", passed=None, after=6, by="x",
+            evidence=started.evidence,
+        )  # fmt: skip
+        for tenant in (*tenants, "other"):
+            sessions = made.conversations.of(tenant)
+            opened = await sessions.open(AGENT)
+            is_tried = opened.genome == candidate.proposal.digest
+            assert is_tried == (tenant in tenants), tenant
+        for tenant in (*tenants, *tenants, "other"):
+            run = await made.run(tenant=tenant)
+            made.ratings[run] = RunComment("bad" if tenant == "acme" else "good")
+        done = await made.judge(Stage.CANARY)
+        used = done.evidence["candidate"]
+        assert is_object(used) and (used["runs"], used["bad"]) == (4, 2)
+
+
+async def test_a_promotion_is_taken_back_for_runs_of_another_tenant(place: Place) -> None:
+    settings: dict[str, Any] = {"canary_runs": 0, "shadow_runs": 0, "watch_runs": 10}
+    async with bench(place, **settings, tenants=("acme",)) as made:
+        await made.propose(prompt="break")
+        await made.pass_until(Stage.CANARY)
+        stages = made.stages
+        engine = EvolutionEngine(
+            AGENT, made.lineage, lambda: made.settings, proposers=(),
+            open_context=made.contexts.open, checks=stages.checks(), watch=stages.watch,
+        )  # fmt: skip
+        await engine.run()
+        for tenant in ("local", "local", "local"):
+            await made.run(tenant=tenant)
+        await engine.run()
+        assert (await made.lineage.version(AGENT)).prompt == "break", "they do not count"
+        for tenant in ("acme", "acme"):
+            await made.run(tenant=tenant)
+        await engine.run()
+        assert (await made.lineage.version(AGENT)).prompt == ""
+
+
 async def test_runs_are_found_by_their_genome_with_an_index(place: Place) -> None:
     async with bench(place) as made:
         await made.run()
@@ -389,6 +441,7 @@ async def test_a_proposer_asks_the_configured_model_within_the_budget(place: Pla
         await made.run("look at it")
         context, meter = await made.contexts.open("gepa", CONFIGURED)
         assert [case.name for case in context.cases] == ["t1", "t2"]
+        assert context.tool_prompt == "{tools}"
         assert [trace.outcome.stop for trace in context.traces] == ["completed"]
         assert await context.ask("What helps?") == "an idea"
         assert made.asked == ["ollama/thinker"]

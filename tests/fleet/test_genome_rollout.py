@@ -377,6 +377,25 @@ async def test_an_edge_that_lost_its_versions_gets_their_content_back(tmp_path: 
             assert limits(here) == {"a": 3.0}
 
 
+async def test_an_edge_of_an_older_release_is_sent_no_tunable_that_it_does_not_know(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path, "a") as (here, database):
+        here.link.rewrite = lambda topic, payload: payload.replace(b"tool_prompt", b"tool_prom")
+        await here.orchestrator.query("a", "update_genome", {"genome": {"call_seconds": 3.0}})
+        rollouts = rollouts_of(here, database)
+        async with rollouts.serving():
+            rollout = await rollouts.start("a", {"notes": ["x"]}, by="ann", bounds=AT_ONCE)
+            await until_state(rollouts, rollout, RolloutState.COMPLETED)
+            await here.devices["a"].stop()
+            here.devices["a"].lose_journal()
+            await here.devices["a"].start()
+            await here.wait_online("a")
+            await rollouts.halt(rollout.id, by="ann")
+            await until_state(rollouts, rollout, RolloutState.ROLLED_BACK)
+            assert limits(here) == {"a": 3.0}
+
+
 async def test_every_change_of_an_edge_is_recorded_once(tmp_path: Path) -> None:
     changes: list[EdgeGenomeChange] = []
 

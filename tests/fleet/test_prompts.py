@@ -10,6 +10,7 @@ import msgspec
 from evoclaw.core.errors import ProviderError, ProviderErrorKind
 from evoclaw.core.messages import JSON, SystemMessage
 from evoclaw.providers.scripted import Scripted, calls, says
+from evoclaw.providers.text_calls import TextCallProvider
 from evoclaw.store.calls.journal import CallState
 from evoclaw.transport.requests import CommandTimeouts
 from evoclaw.transport.wire import Command, Outcome
@@ -58,6 +59,20 @@ async def test_the_genome_sets_the_models_prompt_and_limits(tmp_path: Path) -> N
         assert model.requests[0].messages[0] == SystemMessage("Be brief.")
         assert outcome.details["stop"] == "max_iterations"
         assert here.marks.made == ["0", "1"]
+
+
+async def test_the_genome_sets_what_tells_a_model_without_native_calls_its_tools(
+    tmp_path: Path,
+) -> None:
+    model = Scripted(says('{"name": "answer", "arguments": {"text": "Hello."}}'))
+    async with open_fleet(tmp_path, provider=TextCallProvider(model, "json")) as here:
+        genome = {"tool_prompt": "Tools of this device:\n{tools}\nEnd with {answer}."}
+        await here.orchestrator.query("pi", "update_genome", {"genome": genome})
+        assert (await prompt(here, "Hello?")).result == "Hello."
+        (told, _) = model.requests[0].messages
+        assert isinstance(told, SystemMessage)
+        assert told.text.startswith('Tools of this device:\n{"name":')
+        assert told.text.endswith("End with answer.")
 
 
 async def test_a_prompt_ends_at_its_timeout_or_the_genomes_run_seconds(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from msgspec import UNSET
 from msgspec.structs import asdict, replace
@@ -37,6 +38,12 @@ def test_a_genome_sets_texts_and_the_order_of_models_and_is_recorded() -> None:
     assert tune(AGENT, Genome(notes=("Say so.",))).prompt.startswith("You help.\nNotes")
 
 
+def test_a_tool_prompt_is_recorded_only_if_a_genome_has_one() -> None:
+    assert tune(AGENT, Genome(tool_prompt="{tools}")).settings.tool_prompt == "{tools}"
+    assert tune(AGENT, Genome(prompt="x")).settings.tool_prompt is UNSET
+    assert b"tool_prompt" not in msgspec.json.encode(tune(AGENT, Genome(prompt="x")).settings)
+
+
 def test_limits_are_only_lowered() -> None:
     low = tune(AGENT, Genome(max_turns=2, run_seconds=30, call_seconds=5)).settings
     assert (low.max_turns, low.max_seconds, low.max_call_seconds) == (2, 30, 5)
@@ -52,7 +59,7 @@ def test_no_genome_changes_what_an_agent_may_do() -> None:
     genome = Genome(
         prompt="x", notes=("y",), temperature=1, max_turns=1, call_seconds=1, run_seconds=1,
         skills=(), skill_texts={"a": "b"}, tools={"bash": ToolText("c")}, models=("huge",),
-        new_skills={"c": NewSkill("d", "e")},
+        new_skills={"c": NewSkill("d", "e")}, tool_prompt="{tools}",
     )  # fmt: skip
     tuned = tune(AGENT, genome)
     changed = {name for name, value in asdict(tuned).items() if value != getattr(AGENT, name)}

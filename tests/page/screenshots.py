@@ -1,10 +1,11 @@
 """`make screenshots`: every view, light and dark, and some on a phone, as the pictures that the
-documentation shows."""
+documentation shows. `ARGS=evolution` takes those of the view Evolution only."""
 
 from __future__ import annotations
 
 import asyncio
 import io
+import sys
 import tempfile
 from pathlib import Path
 from typing import Literal
@@ -13,6 +14,7 @@ from PIL import Image
 from playwright.async_api import Browser, ViewportSize, expect
 
 from tests.page.browsing import chromium
+from tests.page.evolution_scene import AGENT, evolving_agent
 from tests.page.house import House, page_house
 from tests.page.looking import Looker
 from tests.page.scene import HOW, NOTES, play, session_of
@@ -25,6 +27,8 @@ SIZES: dict[str, ViewportSize] = {
     "phone-": {"width": 390, "height": 844},
 }
 """By the start of the name of a picture."""
+TALL: ViewportSize = {"width": 1440, "height": 960}
+"""To the end of the scores, and of the stages."""
 ON_A_PHONE = ("chat", "approvals", "fleet", "run", "channels")
 """The views of which the documentation shows a phone, light only."""
 COLOURS = 128
@@ -33,11 +37,16 @@ Scheme = Literal["light", "dark"]
 
 
 async def shoot(
-    house: House, browser: Browser, views: dict[str, str], scheme: Scheme, device: str
+    house: House,
+    browser: Browser,
+    views: dict[str, str],
+    scheme: Scheme,
+    device: str,
+    size: ViewportSize | None = None,
 ) -> None:
     """Take a picture of each view."""
     context = await browser.new_context(
-        viewport=SIZES[device],
+        viewport=size or SIZES[device],
         is_mobile=bool(device),
         has_touch=bool(device),
         device_scale_factor=2 if device else 1,
@@ -75,9 +84,23 @@ async def breathed(house: House) -> None:
     await until(so, 60, "both edges said how they are")
 
 
-async def main() -> None:
+async def shoot_evolution() -> None:
+    """Take the pictures of an agent that evolves, and of its candidate."""
+    with tempfile.TemporaryDirectory(prefix="house-") as folder:
+        async with evolving_agent(Path(folder)) as (house, number), chromium() as browser:
+            views = {
+                "evolution": f"evolution/{AGENT}",
+                "candidate": f"evolution/{AGENT}/{number}",
+            }
+            await shoot(house, browser, views, "light", "", TALL)
+
+
+async def main(chosen: str) -> None:
     """Build a house, play the scene, take the pictures."""
     PLACE.mkdir(exist_ok=True)
+    await shoot_evolution()
+    if chosen == "evolution":
+        return
     with tempfile.TemporaryDirectory(prefix="house-") as folder:
         async with page_house(Path(folder)) as house, chromium() as browser:
             runs = await play(house)
@@ -104,4 +127,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(main(*sys.argv[1:2] or [""]))

@@ -16,6 +16,7 @@ VALUES = {
     "approver_keys": f'["{"A" * 43}"]', "shadow_runs": "2", "canary_share": "0.4",
     "canary_runs": "4", "watch_runs": "9", "max_failure_increase": "0.2",
     "max_denied_increase": "0.3", "max_cost_increase": "0.6", "max_bad_ratings": "0.7",
+    "tenants": '["local", "acme"]',
 }  # fmt: skip
 """Another value of each key."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from evoclaw.store.sessions.ratings import SCHEMA, RatingStore
 from tests.support.databases import Place
 
@@ -25,3 +27,20 @@ async def test_a_rating_is_replaced_forgotten_with_its_session_and_kept_from_oth
     finally:
         await one.close()
         await two.close()
+
+
+async def test_the_ratings_of_many_runs_are_read_together(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evoclaw.store.sessions.ratings.MAX_IDS", 2)
+    database = await place.open(SCHEMA)
+    try:
+        ratings = RatingStore(database)
+        for run in ("r1", "r3", "r5"):
+            await ratings.put("local", "s", run, run.encode())
+        await ratings.put("other", "s", "r2", b"theirs")
+        found = await ratings.of_runs("local", [f"r{number}" for number in range(1, 6)])
+        assert found == {"r1": b"r1", "r3": b"r3", "r5": b"r5"}
+        assert await ratings.of_runs("local", []) == {}
+    finally:
+        await database.close()

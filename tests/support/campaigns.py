@@ -15,7 +15,7 @@ from evoclaw.core.events import ReplyEvent
 from evoclaw.core.genome import CONFIGURED, Genome
 from evoclaw.core.messages import Message, Reply, SystemMessage, user
 from evoclaw.core.ports import Ports, Progress, Request
-from evoclaw.core.profile import Profile
+from evoclaw.core.profile import CallStyle, Profile
 from evoclaw.core.run import watch
 from evoclaw.core.state import new_run
 from evoclaw.core.tools import Call, Tool
@@ -33,6 +33,7 @@ from evoclaw.evolution.recorded_results import RecordedResults
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.orchestrator.agents.tuning import GenomeTools, tune
 from evoclaw.providers.scripted import Scripted
+from evoclaw.providers.text_calls import TextCallProvider, shipped_tool_prompt
 from evoclaw.tools.fake import FakeOps
 
 Rule: TypeAlias = Callable[[Request], Reply]
@@ -99,6 +100,8 @@ class Campaign:
     genome: Genome = CONFIGURED
     tools: Sequence[Tool] = ()
     traces: Sequence[RunTrace] = ()
+    calls: CallStyle = CallStyle.NATIVE
+    """Of the agent's model: native, or JSON in its text."""
     budget: int = 10_000
     """Runs of cases."""
     runs: int = 0
@@ -108,8 +111,9 @@ class Campaign:
     @property
     def context(self) -> ProposerContext:
         return ProposerContext(
-            self.agent, self.genome, self.tools, self.cases, self.traces, self.evaluate, self.ask
-        )
+            self.agent, self.genome, self.tools, self.cases, self.traces, self.evaluate, self.ask,
+            tool_prompt=shipped_tool_prompt(self.calls),
+        )  # fmt: skip
 
     async def evaluate(self, genome: Genome, names: Sequence[str]) -> Evaluation:
         chosen = [case for case in self.cases if not names or case.name in names]
@@ -129,7 +133,9 @@ class Campaign:
     async def _open(self, case: CaseFile, genome: Genome) -> AsyncGenerator[CaseRun]:
         agent, recorded = tune(self.agent, genome), RecordedResults(case)
         executor = _TunedResults(recorded, genome)
-        ports = Ports(RuleModel(self.rule), executor, Autonomy(Level.FULL))
+        model = RuleModel(self.rule)
+        provider = TextCallProvider(model, "json") if self.calls is CallStyle.JSON else model
+        ports = Ports(provider, executor, Autonomy(Level.FULL))
         state = new_run([SystemMessage(agent.prompt), user(case.case.message)])
         yield CaseRun(state, ports, agent.settings, FakeOps(), recorded)
 

@@ -98,12 +98,16 @@ def engine_of(
         stage: passes for stage in STAGES if stage is not Stage.APPROVAL
     }
     entries: list[LineageEntry] = [] if seen is None else seen
+
+    async def note(entry: LineageEntry) -> None:
+        entries.append(entry)
+
     chosen: dict[str, Any] = {
         "proposers": [FixedProposer(*proposals)],
         "open_context": context_of,
         "checks": {**judged, **(checks or {})},
         "watch": never_broken,
-        "on_entry": entries.append,
+        "on_entry": note,
         "clock": now,
     }
     return EvolutionEngine(AGENT, lineage, lambda: settings, **(chosen | parts))

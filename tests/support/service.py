@@ -27,6 +27,7 @@ from evoclaw.evolution.cases import CaseFile, CaseFolder
 from evoclaw.evolution.evaluation import CaseRun, OpenRun
 from evoclaw.evolution.evaluation_service import EvaluationService
 from evoclaw.evolution.lineage import GenomeLineage
+from evoclaw.evolution.lineage_audit import LineageAudit
 from evoclaw.evolution.recorded_results import RecordedResults
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.approvals import ApprovalSettings
@@ -292,6 +293,7 @@ class ServiceHarness:
             memory=self.memory,
             workflows=self.workflows,
             genomes=self.genomes,
+            lineage_audit=LineageAudit(genome_store.GenomeStore(self.database), self.audit),
             genome_rollouts=rollouts,
             cases=CaseFolder(self.folder / "cases"),
             evaluations=self.evaluations,

@@ -17,6 +17,7 @@ from evoclaw.core.tools import Tool, UnavailableTool
 from evoclaw.evolution.cases import CaseFolder
 from evoclaw.evolution.evaluation_service import EvaluationService
 from evoclaw.evolution.lineage import GenomeLineage
+from evoclaw.evolution.lineage_audit import LineageAudit
 from evoclaw.governance.shared_stops import StopRegistry
 from evoclaw.observe.audit.service import AuditService, RefusedRequest
 from evoclaw.orchestrator.agents.definition_file import AgentDefinitionFile
@@ -118,6 +119,8 @@ class ApiDependencies:
     workflows: Workflows | None = None
     genomes: GenomeLineage | None = None
     """The genomes of the agents, with their lineages."""
+    lineage_audit: LineageAudit | None = None
+    """Records the entries of the lineages."""
     genome_rollouts: GenomeRollouts | None = None
     """The roll-outs of genomes to edges."""
     cases: CaseFolder | None = None

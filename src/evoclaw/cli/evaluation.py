@@ -85,19 +85,20 @@ async def _evaluate(
     from evoclaw.evolution.cases import Split
     from evoclaw.evolution.evaluation import evaluate, lineage_scores
     from evoclaw.wiring.agents import defined_agents
-    from evoclaw.wiring.evaluation import open_case_runner, open_lineage
+    from evoclaw.wiring.evaluation import open_audited_lineage, open_case_runner
 
     if agent not in (known := tuple(defined_agents(os.environ))):
         raise AgentNotFound(agent, known)
     wanted = [Split(split) for split in splits] or [Split.TRAIN, Split.VALIDATION]
     chosen = _cases(agent, names, wanted)
-    async with open_lineage(os.environ) as lineage:
+    async with open_audited_lineage(os.environ) as (lineage, audit):
         genome = await lineage.version(agent, version)
         async with open_case_runner(agent, genome, os.environ) as runner:
             if Split.SEALED in wanted:
                 if why := identify_answerer().refusal_reason("local"):
                     raise ConfigError(why)
-                await lineage.open_sealed(agent, genome, release, by=current_user())
+                opened = await lineage.open_sealed(agent, genome, release, by=current_user())
+                await audit.record(opened)
             done = await evaluate(
                 chosen,
                 runner.open_run,
@@ -106,7 +107,8 @@ async def _evaluate(
                 on_attempt=_progress(len(chosen) * repeat),
             )
         scores = lineage_scores(done, release)
-        await lineage.add_evaluation(agent, genome, scores, by=current_user())
+        added = await lineage.add_evaluation(agent, genome, scores, by=current_user())
+        await audit.record(added)
     return done
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from evoclaw.evolution.campaign import CampaignStep
     from evoclaw.evolution.candidates import Candidate
     from evoclaw.evolution.lineage import GenomeLineage
+    from evoclaw.evolution.lineage_audit import LineageAudit
     from evoclaw.evolution.lineage_entries import LineageEntry
 
 SHORT_DIGEST_CHARS = 12
@@ -62,7 +63,7 @@ def _run(agent: str, *, dry_run: bool, as_json: bool) -> int:
 @_AGENT
 @json_option()
 def _list(agent: str, *, as_json: bool) -> int:
-    async def show(lineage: GenomeLineage, _: Callable[[LineageEntry], None]) -> None:
+    async def show(lineage: GenomeLineage, _: LineageAudit) -> None:
         await _print_candidates(lineage, agent, "", as_json=as_json)
 
     return _with_lineage(agent, show)
@@ -77,7 +78,7 @@ def _list(agent: str, *, as_json: bool) -> int:
 )
 @json_option()
 def _approve(agent: str, number: int, reason: str, signature: str | None, *, as_json: bool) -> int:
-    async def decide(lineage: GenomeLineage, record: Callable[[LineageEntry], None]) -> None:
+    async def decide(lineage: GenomeLineage, audit: LineageAudit) -> None:
         from evoclaw.evolution import approval
 
         if signature is None:
@@ -88,7 +89,7 @@ def _approve(agent: str, number: int, reason: str, signature: str | None, *, as_
             entry = await approval.approve_by_key(
                 lineage, agent, number, key=key, signature=signed, accepted=_approver_keys(agent)
             )
-        record(entry)
+        await audit.record(entry)
         _print_decision(entry, "approved", as_json=as_json)
 
     return _with_lineage(agent, decide)
@@ -100,12 +101,12 @@ def _approve(agent: str, number: int, reason: str, signature: str | None, *, as_
 @click.option("--reason", required=True, metavar="TEXT", help="Say why, for the lineage")
 @json_option()
 def _reject(agent: str, number: int, reason: str, *, as_json: bool) -> int:
-    async def decide(lineage: GenomeLineage, record: Callable[[LineageEntry], None]) -> None:
+    async def decide(lineage: GenomeLineage, audit: LineageAudit) -> None:
         from evoclaw.evolution import approval
 
         _check_person()
         entry = await approval.reject(lineage, agent, number, by=current_user(), reason=reason)
-        record(entry)
+        await audit.record(entry)
         _print_decision(entry, "rejected", as_json=as_json)
 
     return _with_lineage(agent, decide)
@@ -264,15 +265,15 @@ def _print_decision(entry: LineageEntry, what: str, *, as_json: bool) -> None:
 
 def _with_lineage(
     agent: str,
-    work: Callable[[GenomeLineage, Callable[[LineageEntry], None]], Awaitable[None]],
+    work: Callable[[GenomeLineage, LineageAudit], Awaitable[None]],
 ) -> int:
     async def run() -> None:
         from evoclaw.wiring.agents import defined_agents
-        from evoclaw.wiring.campaigns import open_candidates
+        from evoclaw.wiring.evaluation import open_audited_lineage
 
         _check_agent(agent, tuple(defined_agents(os.environ)))
-        async with open_candidates(os.environ) as (lineage, record):
-            await work(lineage, record)
+        async with open_audited_lineage(os.environ) as (lineage, audit):
+            await work(lineage, audit)
 
     asyncio.run(run())
     return exits.OK

@@ -46,6 +46,9 @@ class LoopSettings(Struct, frozen=True):
     max_call_seconds: float | UnsetType = UNSET
     """The longest timeout of one call, but of calls that wait for people or other runs; unset: that
     of the tool. Recorded only if set."""
+    tool_prompt: str | UnsetType = UNSET
+    """What tells a model without native calls its tools; unset: the text of its provider. Recorded
+    only if set."""
     genome: str | UnsetType = UNSET
     """The digest of the agent's genome. Recorded only if it sets something."""
 

@@ -7,8 +7,11 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
 
+from evoclaw.core.labels import LOCAL_PRINCIPAL
+
 _Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 _Runs: TypeAlias = Annotated[int, Meta(ge=0, le=100_000)]
+_Tenant: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200)]
 _CaseName: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 _PublicKey: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{43}$")]
 
@@ -51,6 +54,11 @@ class AgentEvolution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Public keys whose signature approves a candidate as a person does."""
     shadow_runs: _Runs = 5
     """Recent runs that a candidate repeats without executing a call; 0: none."""
+    tenants: Annotated[tuple[_Tenant, ...], Meta(min_length=1, max_length=1_000)] = (
+        LOCAL_PRINCIPAL.tenant,
+    )
+    """The tenants whose sessions try candidates, and whose runs count at the canary stage and after
+    a promotion. Proposers and the shadow stage read runs of the operator's tenant only."""
     canary_share: Annotated[float, Meta(gt=0, le=1)] = 0.1
     """The share of new sessions that use a candidate."""
     canary_runs: _Runs = 20

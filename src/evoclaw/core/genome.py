@@ -20,6 +20,16 @@ _Note: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1_000)]
 _SkillText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=32_000)]
 _NewSkillName: TypeAlias = Annotated[str, Meta(max_length=64, pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
 _ToolName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)]
+_PLACEHOLDER = "(?:names|tools|example|answer)"
+_ToolPrompt: TypeAlias = Annotated[
+    str,
+    Meta(
+        max_length=4_000,
+        pattern=r"^(?:(?![\s\S])"  # empty, or: the tools once, and no unknown placeholder
+        r"|(?=[\s\S]*\{tools\})(?![\s\S]*\{tools\}[\s\S]*\{tools\})"
+        rf"(?![\s\S]*\{{(?!{_PLACEHOLDER}\}})\s*\w[^{{}}\"'\s]*\s*\}}))",
+    ),
+]
 _ModelName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
@@ -68,6 +78,9 @@ class Genome(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Skills without a folder; one of a folder with the same name is used instead."""
     tools: Annotated[dict[_ToolName, ToolText], Meta(max_length=200)] = {}
     """What the model reads about tools."""
+    tool_prompt: _ToolPrompt = ""
+    """What tells a model without native calls its tools and how to call them, instead of the text
+    of this release. With `{answer}` it is for models that call in JSON, without it for others."""
     models: Annotated[tuple[_ModelName, ...], Meta(max_length=20)] = ()
     """The order of models, among those that the agent is configured with."""
     version: int = 0
@@ -112,12 +125,14 @@ GENOME_RULES: Mapping[str, str] = {
     "with a `description` of at most 300 characters and `instructions` of at most 32000",
     "tools": "an object of at most 200 tools, each with a `description` of at most 4000 "
     "characters, a list of at most 10 `examples`, or both",
+    "tool_prompt": "text of at most 4000 characters that has {tools} once, and no other "
+    "placeholders than {names}, {example} and {answer}; or an empty text",
     "models": "a list of at most 20 names",
 }
 """The tunables, and what each may be."""
 EDGE_TUNABLES = (
     "prompt", "notes", "temperature", "max_turns", "call_seconds", "run_seconds", "concurrency",
-    "skills",
+    "skills", "tool_prompt",
 )  # fmt: skip
 """Those that an edge uses."""
 AGENT_TUNABLES = tuple(name for name in GENOME_RULES if name != "concurrency")

@@ -147,8 +147,9 @@ class _Loop:
         yield TurnStarted(state.turn + 1, offer_tools, state.window.size + self.tools.size)
         for last_try in (False, True):
             request = Request(
-                state.window, self.tools, offer_tools, settings.temperature, settings.max_tokens
-            )
+                state.window, self.tools, offer_tools, settings.temperature, settings.max_tokens,
+                tool_prompt=settings.tool_prompt or "",
+            )  # fmt: skip
             pieces = provider.stream(request)
             try:
                 while not isinstance(

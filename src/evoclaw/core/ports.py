@@ -31,6 +31,9 @@ class Request(Struct, frozen=True):
     """The reply must call one of the tools; ignored by a provider that cannot force it."""
     stop: tuple[str, ...] = ()
     """Texts that end the reply where they would appear."""
+    tool_prompt: str = ""
+    """What tells a model without native calls its tools, with the placeholders of a genome's
+    `tool_prompt`; empty: the provider's own text."""
 
 
 class Provider(Protocol):

@@ -196,7 +196,8 @@ class Replay:
     def tools(self) -> Sequence[Tool]:
         """The tools that were available at this point."""
         if isinstance(changed := self._next, ToolsChanged):
-            self._tools = changed.tools
+            # A new object, also if the store has two equal lists once: the loop compares identity.
+            self._tools = list(changed.tools)
         return self._tools
 
     def _steering(self) -> Sequence[UserMessage]:

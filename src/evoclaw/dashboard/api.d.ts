@@ -191,7 +191,7 @@ declare namespace Api {
   }
 
   /** How a model calls tools. */
-  type CallStyle = "native" | "none" | "strict" | "text";
+  type CallStyle = "json" | "native" | "none" | "strict" | "text";
 
   /** The result of a cancellation. */
   interface CancelResult {
@@ -675,6 +675,7 @@ declare namespace Api {
     output_fields?: Array<string>;
     evidence?: boolean;
     max_call_seconds?: number;
+    tool_prompt?: string;
     genome?: string;
   }
 

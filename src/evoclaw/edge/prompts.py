@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from evoclaw.core.agent import LoopSettings
@@ -132,7 +133,10 @@ class PromptPlans:
         from evoclaw.core.run import run
 
         genome = self._genome()
-        settings = LoopSettings(temperature=genome.temperature, max_seconds=seconds)
+        settings = LoopSettings(
+            temperature=genome.temperature, max_seconds=seconds,
+            tool_prompt=genome.tool_prompt or UNSET,
+        )  # fmt: skip
         if genome.max_turns is not None:
             settings = replace(settings, max_turns=genome.max_turns)
         instructions = with_notes(genome.prompt, genome.notes)

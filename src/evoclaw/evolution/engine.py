@@ -30,7 +30,7 @@ from evoclaw.evolution.campaign import (
 )
 from evoclaw.evolution.candidates import Candidate, Stage, StageResult, fold_candidates
 from evoclaw.evolution.lineage import GenomeLineage
-from evoclaw.evolution.lineage_entries import LineageEntry
+from evoclaw.evolution.lineage_entries import LineageEntry, OnEntry, ignore_entry
 from evoclaw.evolution.proposals import (
     CampaignBudgetSpent,
     Proposal,
@@ -45,7 +45,7 @@ T = TypeVar("T")
 ENGINE = "evoclaw"
 """Who wrote an entry of the engine."""
 POLL_INTERVAL_S = 1.0
-"""Seconds between two looks at the lineage and at real runs."""
+"""Seconds between two looks at the lineage and at real runs, also during a long step."""
 RETRY_DELAY_S = 60.0
 """Seconds after which a step that failed, such as an unreachable model, is tried again."""
 STOP_POLL_INTERVAL_S = 0.25
@@ -99,7 +99,8 @@ class EvolutionEngine:
         checks: Mapping[Stage, StageCheck],
         watch: WatchCheck,
         stopped: Callable[[], str] = lambda: "",
-        on_entry: Callable[[LineageEntry], None] = lambda entry: None,
+        on_entry: OnEntry = ignore_entry,
+        recover: Callable[[], Awaitable[None]] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Choose the parts.
@@ -115,12 +116,15 @@ class EvolutionEngine:
             stopped: Why a person stopped the agent or everything; empty if not.
             on_entry: Receives each entry that was added, for the audit; it may refuse the next one
                 by raising.
+            recover: Audits the entries whose `on_entry` a killed or failing process missed; called
+                before the first step, and again after a failure.
             clock: The time in seconds since 1970.
         """
         self._agent, self._lineage, self._settings = agent, lineage, settings
         self._proposers, self._open_context = proposers, open_context
         self._checks, self._watch = checks, watch
         self._stopped, self._on_entry, self._clock = stopped, on_entry, clock
+        self._recover, self._is_recovered = recover, recover is None
         self._watched: set[int] = set()
         self._entries: Sequence[LineageEntry] = ()
 
@@ -141,8 +145,8 @@ class EvolutionEngine:
                 logger.info("evolution of %s: %s", self._agent, stop)
             except EvoClawError as problem:
                 logger.warning("evolution of %s: %s", self._agent, problem)
-                delay = RETRY_DELAY_S
-            await asyncio.sleep(delay)
+                delay, self._is_recovered = RETRY_DELAY_S, self._recover is None
+            await self._rest(delay)
 
     async def run(self, *, again: bool = False) -> str:
         """Take steps until none is left, and return why.
@@ -154,15 +158,15 @@ class EvolutionEngine:
             try:
                 if await self.step():
                     continue
+                steps = await self.plan()
+                why = next((step.reason for step in steps if isinstance(step, Wait)), "")
+                idle = not fold_open(await self._history())
+                if not (again and idle):
+                    return why
+                again = False
+                await self._interruptible(self._propose())
             except GenomeChanged:
                 continue
-            steps = await self.plan()
-            why = next((step.reason for step in steps if isinstance(step, Wait)), "")
-            idle = not fold_open(await self._history())
-            if not (again and idle):
-                return why
-            again = False
-            await self._interruptible(self._propose())
 
     async def step(self) -> bool:
         """Take the next step; False if there is nothing to do now.
@@ -170,6 +174,9 @@ class EvolutionEngine:
         Raises `GenomeChanged` if another process added an entry meanwhile, and `EvolutionStopped`.
         """
         self._check_stopped()
+        if self._recover is not None and not self._is_recovered:
+            await self._recover()
+            self._is_recovered = True
         entries = await self._history()
         number = len(entries)
         for step in next_steps(entries, self._settings(), self._clock()):
@@ -198,9 +205,14 @@ class EvolutionEngine:
             case Wait():
                 return False
 
-    async def _judge(self, candidate: Candidate, stage: Stage, number: int) -> bool:
+    async def _judge(
+        self, candidate: Candidate, stage: Stage, number: int, *, rejects: bool = False
+    ) -> bool:
+        """Record the verdict of a stage, or only one that rejects the candidate."""
         result = await self._checks[stage](candidate)
         self._check_stopped()  # runs that a stop ended say nothing about the candidate
+        if rejects and result.passed is not False:
+            return False
         before = candidate.results.get(stage)
         if result.passed is None and before is not None and before.evidence == result.evidence:
             return False
@@ -208,12 +220,12 @@ class EvolutionEngine:
             self._agent, candidate.proposal, stage, passed=result.passed, after=number, by=ENGINE,
             reason=result.reason, evidence=result.evidence,
         )  # fmt: skip
-        self._on_entry(entry)
+        await self._on_entry(entry)
         return True
 
     async def _promote(self, candidate: Candidate, number: int) -> None:
         try:
-            await self._lineage.promote(
+            promoted = await self._lineage.promote(
                 self._agent, candidate.proposal, after=number, by=ENGINE,
                 reason=candidate.proposal.reason,
             )  # fmt: skip
@@ -223,9 +235,9 @@ class EvolutionEngine:
                 self._agent, candidate.proposal, Stage.STATIC, passed=False, after=number,
                 by=ENGINE, reason=refused.message,
             )  # fmt: skip
-            self._on_entry(entry)
+            await self._on_entry(entry)
             return
-        await self._report_last()
+        await self._report_version(promoted.version)
 
     async def _look_after(self, candidate: Candidate, since: float, number: int) -> bool:
         """Take a promoted candidate back if its runs break a bound."""
@@ -234,15 +246,16 @@ class EvolutionEngine:
         why = await self._watch(candidate, since)
         if not why:
             return False
-        await self._lineage.roll_back(
+        restored = await self._lineage.roll_back(
             self._agent, by=ENGINE, reason=why, candidate=candidate.number, after=number
         )
         self._watched.add(candidate.number)
-        await self._report_last()
+        await self._report_version(restored.version)
         return True
 
-    async def _report_last(self) -> None:
-        self._on_entry((await self._lineage.history(self._agent))[-1])
+    async def _report_version(self, version: int) -> None:
+        entries = await self._lineage.history(self._agent)
+        await self._on_entry(next(entry for entry in entries if entry.version == version))
 
     async def _propose(self) -> None:
         """One round of all proposers; each proposal is an entry as soon as it is made."""
@@ -262,7 +275,7 @@ class EvolutionEngine:
             left += meter.take()
         reason = "; ".join(problems)[:MAX_RECORDED_PROBLEM_CHARS]
         evidence: dict[str, JSON] = {"proposals": made, **left.evidence()}
-        self._on_entry(
+        await self._on_entry(
             await self._lineage.add_campaign(
                 self._agent, by=ENGINE, reason=reason, evidence=evidence
             )
@@ -300,7 +313,7 @@ class EvolutionEngine:
         if entry is None:
             meter.add(spent)
             return 0
-        self._on_entry(entry)
+        await self._on_entry(entry)
         return 1
 
     def _check_stopped(self) -> None:
@@ -308,18 +321,58 @@ class EvolutionEngine:
             raise EvolutionStopped(why)
 
     async def _interruptible(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do some work; a person's stop cancels it."""
-        working = asyncio.ensure_future(work)
+        """Do some work; a person's stop cancels it, and so does a broken bound."""
+        working, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
+        looked_at = loop.time()
         try:
             while not working.done():
                 await asyncio.wait([working], timeout=STOP_POLL_INTERVAL_S)
-                if not working.done():
-                    self._check_stopped()
+                if working.done():
+                    break
+                self._check_stopped()
+                if loop.time() - looked_at >= POLL_INTERVAL_S:
+                    if await self._is_bound_broken():
+                        raise GenomeChanged(self._agent)
+                    looked_at = loop.time()
             return working.result()
         finally:
             if not working.done():
+                self._is_recovered = self._recover is None  # perhaps it stored an entry
                 working.cancel()
                 await asyncio.wait([working])
+
+    async def _rest(self, delay: float) -> None:
+        """Wait before the next step, and look at real runs meanwhile."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + delay
+        while (left := end - loop.time()) > 0:
+            await asyncio.sleep(min(left, POLL_INTERVAL_S))
+            try:
+                if left > POLL_INTERVAL_S and not self._stopped() and await self._is_bound_broken():
+                    return
+            except EvoClawError as problem:
+                logger.warning("evolution of %s: %s", self._agent, problem)
+
+    async def _is_bound_broken(self) -> bool:
+        """Take back, or reject at its canary, what breaks a bound; whether there was anything.
+
+        It is done beside a step that may take hours, such as a round of proposers.
+        """
+        entries = await self._history()
+        try:
+            for step in next_steps(entries, self._settings(), self._clock()):
+                match step:
+                    case Watch(candidate, since):
+                        if await self._look_after(candidate, since, len(entries)):
+                            return True
+                    case Judge(candidate, Stage.CANARY):
+                        if await self._judge(candidate, Stage.CANARY, len(entries), rejects=True):
+                            return True
+                    case _:
+                        pass
+        except GenomeChanged:
+            pass  # the step added an entry; the next look is a second later
+        return False
 
 
 def fold_open(entries: Sequence[LineageEntry]) -> list[Candidate]:

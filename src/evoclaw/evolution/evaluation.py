@@ -145,6 +145,26 @@ async def evaluate(
     return summed_up([task.result() for task in tasks])
 
 
+async def evaluate_both(
+    cases: Sequence[CaseFile],
+    current: OpenRun,
+    candidate: OpenRun,
+    *,
+    repeat: int,
+    parallel: int,
+) -> tuple[Evaluation, Evaluation]:
+    """Run cases with two genomes, at the same time; an error of one ends the runs of both."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            before, after = (
+                group.create_task(evaluate(cases, opener, repeat=repeat, parallel=parallel))
+                for opener in (current, candidate)
+            )
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return before.result(), after.result()
+
+
 def summed_up(attempts: Sequence[Attempt]) -> Evaluation:
     """The evaluation that some attempts amount to."""
     costs = [attempt.cost for attempt in attempts]

@@ -24,7 +24,7 @@ from evoclaw.core.genome import Genome
 from evoclaw.evolution.cases import CaseFile, CaseFolder, Split, chosen_cases
 from evoclaw.evolution.evaluation import Attempt, OpenRun, evaluate, lineage_scores
 from evoclaw.evolution.lineage import GenomeLineage, GenomeNotFound
-from evoclaw.evolution.lineage_entries import LineageEntry, genome_of
+from evoclaw.evolution.lineage_entries import LineageEntry, OnEntry, genome_of, ignore_entry
 from evoclaw.store.databases.database import StoreError
 from evoclaw.store.evaluations import EvaluationStore, StoredEvaluation
 
@@ -191,6 +191,7 @@ class EvaluationService:
         open_runner: OpenRunner,
         *,
         stopped: Callable[[str], str] = lambda agent: "",
+        on_entry: OnEntry = ignore_entry,
         renew_interval_s: float = RENEW_INTERVAL_S,
         lease_s: float = LEASE_S,
     ) -> None:
@@ -202,11 +203,12 @@ class EvaluationService:
             cases: The cases.
             open_runner: Prepares the runs of an agent.
             stopped: Says why a person stopped an agent; empty if none did.
+            on_entry: Receives each entry that was added to a lineage, for the audit.
             renew_interval_s: How often a running evaluation is renewed.
             lease_s: After how long without that it is interrupted.
         """
         self._store, self._lineage, self._cases = store, lineage, cases
-        self._open_runner, self._stopped = open_runner, stopped
+        self._open_runner, self._stopped, self._on_entry = open_runner, stopped, on_entry
         self._renew_interval_s, self._lease_s = renew_interval_s, lease_s
         self._owner = uuid4().hex
         self._active: dict[str, _Active] = {}
@@ -321,7 +323,9 @@ class EvaluationService:
         agent, by = active.view.agent, active.view.by
         async with self._open_runner(agent, genome) as open_run:
             if Split.SEALED in request.splits:
-                await self._lineage.open_sealed(agent, genome, request.release, by=by)
+                await self._on_entry(
+                    await self._lineage.open_sealed(agent, genome, request.release, by=by)
+                )
             done = await evaluate(
                 cases,
                 open_run,
@@ -332,7 +336,7 @@ class EvaluationService:
         if why := self._stopped(agent):
             raise EvaluationStopped(why)  # runs that were stopped say nothing about the genome
         scores = lineage_scores(done, request.release) | {EVALUATION_KEY: active.view.id}
-        await self._lineage.add_evaluation(agent, genome, scores, by=by)
+        await self._on_entry(await self._lineage.add_evaluation(agent, genome, scores, by=by))
 
     async def _drive(self, active: _Active) -> None:
         """Renew an evaluation until its work ends, and store how it ended."""

@@ -312,7 +312,9 @@ class GenomeLineage:
 
         return await self._append(agent, make)
 
-    async def open_sealed(self, agent: str, genome: Genome, release: str, *, by: str) -> None:
+    async def open_sealed(
+        self, agent: str, genome: Genome, release: str, *, by: str
+    ) -> LineageEntry:
         """Record that the sealed cases are opened for a release, before they are.
 
         Raises `SealedOpened` if they were opened for that release before, and `GenomeChanged` if
@@ -327,7 +329,9 @@ class GenomeLineage:
             self._check_last(agent, head, len(entries))  # perhaps another opening came first
             return self._entry(agent, head, genome, "opening", by, "", (), {"release": release})
 
-        await self._store.append(agent, make)
+        added = await self._store.append(agent, make)
+        assert added is not None
+        return read_entry(added)
 
     async def record_edge(
         self,
@@ -356,7 +360,8 @@ class GenomeLineage:
             found = replace(before, restored=None)
             return self._entry(name, head, found, "change", edge_id, "found on the edge", ())
 
-        await self._store.append(name, make_before)
+        # The roll-out or the request that changed the edge is in the audit.
+        await self._store.append(name, make_before, to_audit=False)
         versions = [e for e in await self.history(name) if e.version is not None]
         earlier = {entry.digest: entry.version for entry in versions}
 
@@ -370,7 +375,7 @@ class GenomeLineage:
                 return None
             return self._entry(name, head, genome, "evaluation", by, reason, (), scores)
 
-        await self._store.append(name, make)
+        await self._store.append(name, make, to_audit=False)
 
     async def export(self, agent: str) -> Sequence[dict[str, JSON]]:
         """The lineage as lines for `evoclaw/verify.py`."""

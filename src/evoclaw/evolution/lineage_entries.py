@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import Literal, TypeAlias
 
@@ -66,6 +66,14 @@ class LineageEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the verdict is; null: the stage has started and has no verdict yet."""
     untrusted: bool = False
     """Whether a proposal contains text of untrusted origin: only a person can approve it."""
+
+
+OnEntry: TypeAlias = Callable[[LineageEntry], Awaitable[None]]
+"""Receives an entry that was added, for the audit."""
+
+
+async def ignore_entry(entry: LineageEntry) -> None:
+    """Audit nothing."""
 
 
 def entry_hash(entry: LineageEntry) -> str:

@@ -75,6 +75,9 @@ class ProposerContext:
     """Recent runs of the agent, the newest first."""
     evaluate: EvaluateTrain
     ask: AskModel
+    tool_prompt: str = ""
+    """What the agent's model reads instead of a genome's `tool_prompt`; empty: its calls are not
+    text, and it would ignore one."""
 
     def __post_init__(self) -> None:
         if hidden := [case.name for case in self.cases if case.case.split is not Split.TRAIN]:

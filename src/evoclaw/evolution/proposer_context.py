@@ -21,7 +21,7 @@ from evoclaw.evolution.cases import CaseFile, Split
 from evoclaw.evolution.engine import SpendingMeter
 from evoclaw.evolution.evaluation import Evaluation, evaluate
 from evoclaw.evolution.lineage import GenomeLineage
-from evoclaw.evolution.lineage_entries import LineageEntry
+from evoclaw.evolution.lineage_entries import OnEntry
 from evoclaw.evolution.proposals import CampaignBudgetSpent, ProposerContext
 from evoclaw.evolution.real_runs import RealRuns
 from evoclaw.evolution.stages import OpenRunner
@@ -38,10 +38,11 @@ class ProposerContexts:
         *,
         provider: Callable[[str], Provider],
         tools: Callable[[], Sequence[Tool]],
+        tool_prompt: Callable[[], str] = lambda: "",
         cases: Callable[[], Sequence[CaseFile]],
         open_runner: OpenRunner,
         real_runs: RealRuns,
-        on_entry: Callable[[LineageEntry], None],
+        on_entry: OnEntry,
         clock: Callable[[], float],
     ) -> None:
         """Choose the parts.
@@ -52,6 +53,7 @@ class ProposerContexts:
             settings: The settings of now.
             provider: The provider of a model; empty names the agent's.
             tools: What the model is offered, with their own descriptions.
+            tool_prompt: What it reads instead of a genome's `tool_prompt`; empty: it ignores one.
             cases: The cases of the agent.
             open_runner: Prepares runs of cases with a genome.
             real_runs: The runs of real sessions.
@@ -60,6 +62,7 @@ class ProposerContexts:
         """
         self._agent, self._lineage, self._settings = agent, lineage, settings
         self._provider, self._tools, self._cases = provider, tools, cases
+        self._tool_prompt = tool_prompt
         self._open_runner, self._real_runs = open_runner, real_runs
         self._on_entry, self._clock = on_entry, clock
 
@@ -82,7 +85,7 @@ class ProposerContexts:
                 **meter.take().evidence(),
             }
             entry = await self._lineage.add_evaluation(self._agent.name, tried, scores, by=proposer)
-            self._on_entry(entry)
+            await self._on_entry(entry)
             return done
 
         async def ask(prompt: str) -> str:
@@ -99,6 +102,7 @@ class ProposerContexts:
             traces=await self._real_runs.traces(genome.digest),
             evaluate=evaluate_train,
             ask=ask,
+            tool_prompt=self._tool_prompt(),
         )
         return context, meter
 

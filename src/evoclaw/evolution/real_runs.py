@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
@@ -15,6 +15,7 @@ from evoclaw.evolution.outcomes import OutcomeFold
 from evoclaw.evolution.proposals import RunTrace
 from evoclaw.evolution.rollout import RunFigures
 from evoclaw.store.metrics.store import RUNNING, MetricsStore, MetricsWindow
+from evoclaw.store.metrics.tables import RunRow
 from evoclaw.store.sessions.sessions import SessionStore
 
 MAX_BASELINE_RUNS = 200
@@ -33,23 +34,36 @@ class RunComment(Struct, frozen=True):
     reason: str = ""
 
 
-RatingOf: TypeAlias = Callable[[str], Awaitable[RunComment | None]]
-"""The rating of a run, by its id."""
+RatingsOf: TypeAlias = Callable[[str, Sequence[str]], Awaitable[Mapping[str, RunComment]]]
+"""The ratings of those runs of a tenant that have one, by their ids."""
+OPERATOR = LOCAL_PRINCIPAL.tenant
 
 
 class RealRuns:
-    """The runs of an agent in the operator's tenant."""
+    """The runs of an agent: figures of some tenants, records of the operator's only."""
 
     def __init__(
         self,
         agent: str,
         metrics: MetricsStore,
         sessions: SessionStore,
-        rating_of: RatingOf,
+        ratings_of: RatingsOf,
+        *,
+        tenants: Callable[[], Sequence[str]] = lambda: (OPERATOR,),
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """Choose the parts.
+
+        Args:
+            agent: Whose runs.
+            metrics: Their figures.
+            sessions: Their records, of the operator's tenant.
+            ratings_of: What people said of them.
+            tenants: Whose runs are counted, as of now.
+            clock: The time in seconds since 1970.
+        """
         self._agent, self._metrics, self._sessions = agent, metrics, sessions
-        self._rating_of, self._clock = rating_of, clock
+        self._ratings_of, self._tenants, self._clock = ratings_of, tenants, clock
 
     async def figures(
         self, genome: str, *, since: float = 0.0, until: float | None = None, limit: int
@@ -67,7 +81,7 @@ class RealRuns:
         """The newest runs with a genome, without sub-runs, the newest first."""
         found: list[RunTrace] = []
         for row, _ in await self._metrics.runs_with(
-            self._window(0.0, None), genome, 2 * limit, newest=True
+            self._window(OPERATOR, 0.0, None), genome, 2 * limit, newest=True
         ):
             if row.parent_run or row.stop in _UNFINISHED or len(found) >= limit:
                 continue
@@ -75,7 +89,7 @@ class RealRuns:
             fold = OutcomeFold()
             for record in records:
                 fold.receive(record)
-            rating = await self._rating_of(row.run_id)
+            rating = (await self._ratings_of(OPERATOR, [row.run_id])).get(row.run_id)
             found.append(
                 RunTrace(
                     run=row.run_id,
@@ -90,22 +104,26 @@ class RealRuns:
     async def _figures(
         self, genome: str, since: float, until: float | None, limit: int, *, newest: bool
     ) -> RunFigures:
-        rows = await self._metrics.runs_with(
-            self._window(since, until), genome, limit, newest=newest
-        )
-        ended = [(row, denied) for row, denied in rows if row.stop not in _UNFINISHED]
-        ratings = [await self._rating_of(row.run_id) for row, _ in ended]
+        rows: list[tuple[RunRow, int, RunComment | None]] = []
+        for tenant in self._tenants():
+            found = await self._metrics.runs_with(
+                self._window(tenant, since, until), genome, limit, newest=newest
+            )
+            ratings = await self._ratings_of(tenant, [row.run_id for row, _ in found])
+            rows += [(row, denied, ratings.get(row.run_id)) for row, denied in found]
+        rows.sort(key=lambda each: each[0].at, reverse=newest)
+        ended = [each for each in rows[:limit] if each[0].stop not in _UNFINISHED]
         return RunFigures(
             runs=len(ended),
-            failed=sum(row.stop not in _NO_FAILURE for row, _ in ended),
-            denied=sum(denied for _, denied in ended),
-            cost=sum(row.cost for row, _ in ended),
-            bad=sum(rating is not None and rating.verdict == "bad" for rating in ratings),
+            failed=sum(row.stop not in _NO_FAILURE for row, _, _ in ended),
+            denied=sum(denied for _, denied, _ in ended),
+            cost=sum(row.cost for row, _, _ in ended),
+            bad=sum(rating is not None and rating.verdict == "bad" for *_, rating in ended),
         )
 
-    def _window(self, since: float, until: float | None) -> MetricsWindow:
+    def _window(self, tenant: str, since: float, until: float | None) -> MetricsWindow:
         end = self._clock() + 1.0 if until is None else until
-        return MetricsWindow(LOCAL_PRINCIPAL.tenant, since, end, agent=self._agent)
+        return MetricsWindow(tenant, since, end, agent=self._agent)
 
 
 def first_input(records: tuple[Record, ...]) -> str:

@@ -71,6 +71,8 @@ class GateStages:
         self._agent, self._lineage, self._settings = agent, lineage, settings
         self._static, self._open_runner, self._cases = static, open_runner, cases
         self._real_runs, self._clock = real_runs, clock
+        self._baseline: tuple[tuple[int, float], RunFigures] | None = None
+        """Of the promotion that is watched: the runs before it, which do not change any more."""
 
     def checks(self) -> Mapping[Stage, StageCheck]:
         """What judges a candidate at each stage; only people and keys approve."""
@@ -92,8 +94,12 @@ class GateStages:
         )
         if not seen.runs:
             return ""
-        before = await self._real_runs.newest_figures(candidate.proposal.parent or "", until=since)
-        return broken_bound(seen, before, settings, settings.watch_runs)
+        if self._baseline is None or self._baseline[0] != (candidate.number, since):
+            found = await self._real_runs.newest_figures(
+                candidate.proposal.parent or "", until=since
+            )
+            self._baseline = (candidate.number, since), found
+        return broken_bound(seen, self._baseline[1], settings, settings.watch_runs)
 
     async def _judge_static(self, candidate: Candidate) -> StageResult:
         return self._static(candidate, await self._old(candidate), genome_of(candidate.proposal))

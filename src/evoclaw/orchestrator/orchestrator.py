@@ -26,7 +26,12 @@ from evoclaw.orchestrator.fleet.fleet import Fleet, Permit, PresenceChange, perm
 from evoclaw.orchestrator.fleet.fleet_executor import EdgeAffinities, FleetExecutor
 from evoclaw.orchestrator.fleet.jobs import EdgeJob, FleetJobs, find_job
 from evoclaw.orchestrator.fleet.members import Member
-from evoclaw.orchestrator.fleet.model_files import CHUNK_TIMEOUT_S, fetch_model
+from evoclaw.orchestrator.fleet.model_files import (
+    CHUNK_TIMEOUT_S,
+    PushedModel,
+    fetch_model,
+    push_model,
+)
 from evoclaw.orchestrator.fleet.nested_calls import NestedCallReceiver
 from evoclaw.orchestrator.fleet.report_receiver import ReportReceiver
 from evoclaw.orchestrator.sanitizing import one_line
@@ -265,6 +270,31 @@ class Orchestrator:
             size_bytes=size_bytes,
             max_message_bytes=self.requests.max_payload,
             progress=progress,
+        )
+
+    async def push_model(
+        self,
+        agent_id: str,
+        path: Path,
+        digest: str,
+        *,
+        name: str,
+        progress: Progress,
+        note: Callable[[str], None],
+    ) -> PushedModel:
+        """Copy a model file to an edge, which installs it; see `push_model`."""
+
+        async def query(payload: dict[str, JSON]) -> Outcome:
+            return await self.query(agent_id, "model_push", payload, CHUNK_TIMEOUT_S)
+
+        return await push_model(
+            query,
+            path,
+            digest,
+            name=name,
+            max_message_bytes=self.requests.max_payload,
+            progress=progress,
+            note=note,
         )
 
     async def query(

@@ -294,6 +294,12 @@ class ChannelStore:
         values = (channel, holder, now + lease_s, now)
         return await self.database.write(lambda c: c.execute(statement, values).rowcount) > 0
 
+    async def receiver(self, channel: str) -> str:
+        """The process that has the messages of a channel, or had them last; empty if none."""
+        statement = "SELECT holder FROM channel_receivers WHERE channel = ?"
+        row = await self.database.read(lambda c: c.execute(statement, (channel,)).fetchone())
+        return "" if row is None else row[0]
+
     async def release_receiver(self, channel: str, holder: str) -> None:
         """Give up a claim, if this process still has it."""
         statement = "DELETE FROM channel_receivers WHERE channel = ? AND holder = ?"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,14 @@ SCHEMA = Schema(
             "CREATE INDEX genome_versions ON genome_entries (agent, number) "
             "WHERE version IS NOT NULL",
         ),
+        # Entries whose audit record may be missing: older ones were recorded when they were stored.
+        (
+            """CREATE TABLE genome_unaudited (
+                agent TEXT NOT NULL,
+                number INTEGER NOT NULL,
+                PRIMARY KEY (agent, number)
+            ) STRICT, WITHOUT ROWID""",
+        ),
     ),
     checksummed=(("genome_entries", ("body",)),),
     sealed=True,
@@ -66,6 +74,13 @@ PUT = f"""
 INSERT INTO genome_entries ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (agent, number) DO NOTHING
 """
+UNAUDITED = f"""
+SELECT {_COLUMNS} FROM genome_entries WHERE agent = ? AND number IN (
+    SELECT number FROM genome_unaudited WHERE agent = ?
+) ORDER BY number
+"""
+PUT_UNAUDITED = "INSERT INTO genome_unaudited (agent, number) VALUES (?, ?)"
+DELETE_UNAUDITED = "DELETE FROM genome_unaudited WHERE agent = ? AND number = ?"
 
 
 def has_genome(path: Path, agent: str) -> bool:
@@ -131,6 +146,7 @@ class GenomeStore:
         make: Callable[[LineageHead], StoredEntry | None],
         *,
         version: int | None = None,
+        to_audit: bool = True,
     ) -> StoredEntry | None:
         """Add an entry in one transaction.
 
@@ -138,6 +154,7 @@ class GenomeStore:
             agent: Whose lineage.
             make: Makes the entry, given the end of the lineage; None adds nothing.
             version: A version that `make` needs.
+            to_audit: Whether it is `unaudited` until `set_audited`.
         """
 
         def work(connection: Connection) -> StoredEntry | None:
@@ -151,6 +168,8 @@ class GenomeStore:
             columns = (entry.agent, entry.number, entry.version, entry.digest, entry.hash)
             if connection.execute(PUT, (*columns, entry.signature, body)).rowcount != 1:
                 raise GenomeChanged(agent)
+            if to_audit:
+                connection.execute(PUT_UNAUDITED, (entry.agent, entry.number))
             return entry
 
         return await self.database.write(work)
@@ -159,6 +178,16 @@ class GenomeStore:
         """The lineage of an agent, the oldest entry first."""
         rows = await self.database.read(lambda c: c.execute(ENTRIES, (agent,)).fetchall())
         return [self._entry(row) for row in rows]
+
+    async def unaudited(self, agent: str) -> Sequence[StoredEntry]:
+        """The entries of an agent whose audit record may be missing, the oldest first."""
+        rows = await self.database.read(lambda c: c.execute(UNAUDITED, (agent, agent)).fetchall())
+        return [self._entry(row) for row in rows]
+
+    async def set_audited(self, agent: str, numbers: Iterable[int]) -> None:
+        """Note that these entries have their audit records."""
+        rows = [(agent, number) for number in numbers]
+        await self.database.write(lambda c: c.executemany(DELETE_UNAUDITED, rows) and None)
 
     async def by_digest(self, agent: str, digest: str) -> StoredEntry | None:
         """The first entry with a genome of this content."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from evoclaw.core.agent import Agent
+    from evoclaw.core.evolution_settings import AgentEvolution
     from evoclaw.core.genome import Genome
     from evoclaw.core.ports import Provider
     from evoclaw.core.tools import Tool
@@ -21,9 +22,8 @@ if TYPE_CHECKING:
     from evoclaw.evolution.engine import EvolutionEngine
     from evoclaw.evolution.evaluation import OpenRun
     from evoclaw.evolution.lineage import GenomeLineage
-    from evoclaw.evolution.lineage_entries import LineageEntry
+    from evoclaw.evolution.lineage_audit import LineageAudit
     from evoclaw.evolution.real_runs import RealRuns, RunComment
-    from evoclaw.observe.audit.writer import Audit
     from evoclaw.orchestrator.channels.chat.receiver_lease import ReceiverLease
     from evoclaw.skills.registry import SkillRegistry
     from evoclaw.store.databases.database import Database
@@ -43,19 +43,6 @@ def evolution_lease(agent: str, database: Database) -> ReceiverLease:
 
     # No channel has a blank in its name.
     return ReceiverLease(f"evolution {agent}", ChannelStore(database), EVOLUTION_LEASE_S)
-
-
-def record_entry(audit: Audit | None, entry: LineageEntry) -> None:
-    """Write an entry of a lineage to the audit, if there is one."""
-    from evoclaw.core.labels import Principal
-    from evoclaw.observe.audit.service import record_evolution
-
-    if audit is not None:
-        record_evolution(
-            audit, Principal("local", entry.by), entry.agent, entry=entry.number, what=entry.kind,
-            candidate=entry.candidate, stage=entry.stage, passed=entry.passed,
-            version=entry.version, digest=entry.digest, reason=entry.reason,
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +72,7 @@ class CampaignParts:
             found = self.agents.get(name)  # a reload may have removed it
             return AgentEvolution() if found is None else found.evolution
 
-        real_runs, agent = self._real_runs(name), self.agents[name]
+        real_runs, agent = self._real_runs(name, settings), self.agents[name]
         stages = GateStages(
             name, self.lineage, settings, static=self._static_check(name),
             open_runner=lambda genome: self._open_runner(name, genome),
@@ -94,20 +81,24 @@ class CampaignParts:
         contexts = ProposerContexts(
             agent, self.lineage, settings,
             provider=lambda model: self.provider(model or agent.model),
-            tools=lambda: self.tools(name),
+            tools=lambda: self.tools(name), tool_prompt=lambda: self._tool_prompt(name),
             cases=lambda: self._cases(name),
             open_runner=lambda genome: self._open_runner(name, genome), real_runs=real_runs,
-            on_entry=self.record, clock=time.time,
+            on_entry=self.audit.record, clock=time.time,
         )  # fmt: skip
         return EvolutionEngine(
             name, self.lineage, settings, proposers=proposers_by_name(agent.evolution.proposers),
             open_context=contexts.open, checks=stages.checks(), watch=stages.watch,
-            stopped=lambda: self._stopped(name), on_entry=self.record,
+            stopped=lambda: self._stopped(name), on_entry=self.audit.record,
+            recover=lambda: self.audit.recover(name),
         )  # fmt: skip
 
-    def record(self, entry: LineageEntry) -> None:
-        """Write an entry of the lineage to the audit."""
-        record_entry(self.governance.audit, entry)
+    @property
+    def audit(self) -> LineageAudit:
+        """What records the entries of the lineages."""
+        from evoclaw.wiring.evolution import lineage_audit
+
+        return lineage_audit(self.database, self.governance.audit)
 
     def _stopped(self, name: str) -> str:
         stop = self.governance.stops.stop_for_device(name)
@@ -162,14 +153,19 @@ class CampaignParts:
                     for skill in skills
                 },
                 check=check, leaks=LeakCheck(self._cases(name)),
+                tool_prompt=self._tool_prompt(name),
             )  # fmt: skip
 
         return judge
 
-    def _real_runs(self, name: str) -> RealRuns:
+    def _tool_prompt(self, name: str) -> str:
+        from evoclaw.providers.text_calls import shipped_tool_prompt
+
+        return shipped_tool_prompt(self.provider(self.agents[name].model).profile.calls)
+
+    def _real_runs(self, name: str, settings: Callable[[], AgentEvolution]) -> RealRuns:
         import msgspec
 
-        from evoclaw.core.labels import LOCAL_PRINCIPAL
         from evoclaw.evolution.real_runs import RealRuns, RunComment
         from evoclaw.store.metrics.store import MetricsStore
         from evoclaw.store.sessions.ratings import RatingStore
@@ -177,11 +173,14 @@ class CampaignParts:
 
         ratings = RatingStore(self.database)
 
-        async def rating_of(run: str) -> RunComment | None:
-            found = await ratings.get(LOCAL_PRINCIPAL.tenant, run)
-            return None if found is None else msgspec.json.decode(found, type=RunComment)
+        async def ratings_of(tenant: str, runs: Sequence[str]) -> Mapping[str, RunComment]:
+            found = await ratings.of_runs(tenant, runs)
+            return {run: msgspec.json.decode(text, type=RunComment) for run, text in found.items()}
 
-        return RealRuns(name, MetricsStore(self.database), SessionStore(self.database), rating_of)
+        return RealRuns(
+            name, MetricsStore(self.database), SessionStore(self.database), ratings_of,
+            tenants=lambda: settings().tenants,
+        )  # fmt: skip
 
 
 @asynccontextmanager
@@ -223,27 +222,6 @@ async def open_campaign_parts(env: Mapping[str, str]) -> AsyncGenerator[Campaign
 
 
 @asynccontextmanager
-async def open_candidates(
-    env: Mapping[str, str],
-) -> AsyncGenerator[tuple[GenomeLineage, Callable[[LineageEntry], None]]]:
-    """The lineages, and what writes an entry to the audit; beside a service that may run."""
-    from evoclaw.config.paths import default_data_folder
-    from evoclaw.core.errors import ConfigError
-    from evoclaw.observe.audit.writer import serving_audit
-    from evoclaw.wiring.evaluation import open_lineage
-    from evoclaw.wiring.settings import orchestrator_settings
-
-    settings = orchestrator_settings(env).audit
-    async with (
-        serving_audit(default_data_folder(env), settings, env) as audit,
-        open_lineage(env) as lineage,
-    ):
-        if audit is not None and audit.failing:
-            raise ConfigError(f"nothing is decided while the audit fails: {audit.failing}")
-        yield lineage, lambda entry: record_entry(audit, entry)
-
-
-@asynccontextmanager
 async def serving_evolution(parts: Callable[[], CampaignParts]) -> AsyncGenerator[None]:
     """Drive the evolution of every agent that has proposers, while the block runs.
 
@@ -260,6 +238,7 @@ async def serving_evolution(parts: Callable[[], CampaignParts]) -> AsyncGenerato
 async def _supervise(parts: Callable[[], CampaignParts]) -> None:
     """Start and end engines as the settings say; they may be reloaded."""
     driving: dict[str, tuple[Agent, Governance, asyncio.Task[None]]] = {}
+    await _audit_missed(parts())
     try:
         while True:
             now = parts()
@@ -279,6 +258,19 @@ async def _supervise(parts: Callable[[], CampaignParts]) -> None:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+
+
+async def _audit_missed(parts: CampaignParts) -> None:
+    """Record what a killed process stored of agents that no engine drives."""
+    from evoclaw.core.errors import EvoClawError
+
+    for name, agent in list(parts.agents.items()):
+        if agent.evolution.is_on:
+            continue
+        try:
+            await parts.audit.recover(name)
+        except EvoClawError as problem:
+            logger.warning("audit of the genome of %s: %s", name, problem)
 
 
 async def _drive(parts: Callable[[], CampaignParts], name: str) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from evoclaw.evolution.evaluation import CaseRun, OpenRun
     from evoclaw.evolution.evaluation_service import EvaluationService
     from evoclaw.evolution.lineage import GenomeLineage
+    from evoclaw.evolution.lineage_audit import LineageAudit
     from evoclaw.providers.cache import ProviderCache
     from evoclaw.skills.tuned import SkillSource
     from evoclaw.store.databases.database import Database
@@ -41,16 +42,44 @@ def case_folder(env: Mapping[str, str]) -> CaseFolder:
 @asynccontextmanager
 async def open_lineage(env: Mapping[str, str]) -> AsyncGenerator[GenomeLineage]:
     """The lineages in the store, beside a service that may use them."""
-    from evoclaw.config.paths import default_data_folder
-    from evoclaw.evolution.lineage import GenomeLineage
-    from evoclaw.store.genomes import SCHEMA, GenomeStore
-    from evoclaw.trust.receipts import DeviceKey
-    from evoclaw.wiring.receipts import DEVICE_KEY_FILE
+    from evoclaw.store.genomes import SCHEMA
     from evoclaw.wiring.store import connect_database
 
-    key = DeviceKey.load_or_create(default_data_folder(env) / DEVICE_KEY_FILE)
     async with connect_database(env, SCHEMA) as database:
-        yield GenomeLineage(GenomeStore(database), key.public_key, key.sign_genome)
+        yield _lineage(database, env)
+
+
+@asynccontextmanager
+async def open_audited_lineage(
+    env: Mapping[str, str],
+) -> AsyncGenerator[tuple[GenomeLineage, LineageAudit]]:
+    """The lineages for a command that adds to them, and their audit; beside a service."""
+    from evoclaw.config.paths import default_data_folder
+    from evoclaw.observe.audit.writer import serving_audit
+    from evoclaw.store.genomes import SCHEMA
+    from evoclaw.wiring.evolution import lineage_audit
+    from evoclaw.wiring.settings import orchestrator_settings
+    from evoclaw.wiring.store import connect_database
+
+    settings = orchestrator_settings(env).audit
+    async with (
+        serving_audit(default_data_folder(env), settings, env) as audit,
+        connect_database(env, SCHEMA) as database,
+    ):
+        if audit is not None and audit.failing:
+            raise ConfigError(f"nothing is decided while the audit fails: {audit.failing}")
+        yield _lineage(database, env), lineage_audit(database, audit)
+
+
+def _lineage(database: Database, env: Mapping[str, str]) -> GenomeLineage:
+    from evoclaw.config.paths import default_data_folder
+    from evoclaw.evolution.lineage import GenomeLineage
+    from evoclaw.store.genomes import GenomeStore
+    from evoclaw.trust.receipts import DeviceKey
+    from evoclaw.wiring.receipts import DEVICE_KEY_FILE
+
+    key = DeviceKey.load_or_create(default_data_folder(env) / DEVICE_KEY_FILE)
+    return GenomeLineage(GenomeStore(database), key.public_key, key.sign_genome)
 
 
 async def genome_for_run(env: Mapping[str, str], version: int | None, digest: str = "") -> Genome:
@@ -128,6 +157,7 @@ def evaluation_service(
     """Runs evaluations with the models, the budget and the audit of a service."""
     from evoclaw.evolution.evaluation_service import EvaluationService
     from evoclaw.store.evaluations import EvaluationStore
+    from evoclaw.wiring.evolution import lineage_audit
     from evoclaw.wiring.oversight import stops_for
 
     @asynccontextmanager
@@ -150,8 +180,9 @@ def evaluation_service(
         return "" if stop is None else stop.description
 
     return EvaluationService(
-        EvaluationStore(database), genomes, case_folder(env), open_runner, stopped=stopped
-    )
+        EvaluationStore(database), genomes, case_folder(env), open_runner, stopped=stopped,
+        on_entry=lineage_audit(database, run_factory.governance.audit).record,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from evoclaw.core.agent import Agent
     from evoclaw.core.genome import Genome
     from evoclaw.evolution.lineage import GenomeLineage
+    from evoclaw.evolution.lineage_audit import LineageAudit
     from evoclaw.observe.audit.writer import Audit
     from evoclaw.orchestrator.fleet.genome_rollout import GenomeRollouts
     from evoclaw.orchestrator.orchestrator import Orchestrator
@@ -50,6 +51,14 @@ def signed_lineage(
 
     key = DeviceKey.load_or_create(home / DEVICE_KEY_FILE)
     return GenomeLineage(GenomeStore(database), key.public_key, key.sign_genome, check=check)
+
+
+def lineage_audit(database: Database, audit: Audit | None) -> LineageAudit:
+    """What records the entries of the lineages in a database."""
+    from evoclaw.evolution.lineage_audit import LineageAudit
+    from evoclaw.store.genomes import GenomeStore
+
+    return LineageAudit(GenomeStore(database), audit)
 
 
 def genome_rollouts(

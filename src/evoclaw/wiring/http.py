@@ -167,6 +167,7 @@ def _api_dependencies(
     from evoclaw.store.metrics.store import MetricsStore
     from evoclaw.store.sessions.ratings import RatingStore
     from evoclaw.wiring.evaluation import case_folder
+    from evoclaw.wiring.evolution import lineage_audit
     from evoclaw.wiring.oversight import stop_board
     from evoclaw.wiring.pairing import edge_pairing
     from evoclaw.wiring.settings_file import agent_definition_file
@@ -217,6 +218,7 @@ def _api_dependencies(
         memory=runtime.memory,
         workflows=runtime.workflows,
         genomes=runtime.genomes,
+        lineage_audit=lineage_audit(runtime.stores.database, writer),
         genome_rollouts=runtime.genome_rollouts,
         cases=case_folder(env),
         evaluations=runtime.evaluations,

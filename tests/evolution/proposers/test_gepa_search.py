@@ -15,6 +15,7 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.genome import Genome
 from evoclaw.core.messages import Reply
 from evoclaw.core.ports import Request
+from evoclaw.core.profile import CallStyle
 from evoclaw.evolution.cases import CaseFile
 from evoclaw.evolution.evaluation import Evaluation
 from evoclaw.evolution.proposers.genome_texts import GenomeTexts
@@ -22,6 +23,7 @@ from evoclaw.evolution.proposers.gepa_search import GepaSearch
 from evoclaw.evolution.proposers.reflection import is_outside_text
 from evoclaw.evolution.recorded_results import RecordedResults
 from evoclaw.providers.scripted import calls, says
+from evoclaw.providers.text_calls import shipped_tool_prompt
 from evoclaw.store.sessions.recordings import encode_record
 from tests.support.campaigns import Campaign, case_of, prompt_of, task_of, trace_of
 
@@ -137,6 +139,43 @@ async def test_descriptions_of_used_tools_and_notes_are_searched_too() -> None:
         "notes": ["Ask first.", "Then act."],
         "tools": {"weather": {"description": "In metres."}},
     }
+
+
+async def test_the_tool_prompt_of_a_model_with_calls_in_text_is_searched_from_the_shipped_one() -> (
+    None
+):
+    shipped, said = shipped_tool_prompt(CallStyle.JSON), "One call in a reply."
+    runs_before: list[int] = []
+
+    def rule(request: Request) -> Reply:
+        return says("yes" if said in prompt_of(request) else "no")
+
+    def answer(prompt: str) -> str:
+        if "what tells its model the tools" not in prompt:
+            return ""
+        assert shipped in prompt
+        runs_before.append(run.runs)
+        whole = f"{shipped} {said}"
+        # The model would never learn how to answer, so this is not even run.
+        return f"<text>{whole.replace('{answer}', '') if len(runs_before) == 1 else whole}</text>"
+
+    run = Campaign(rule, [case_of("a")], answer, calls=CallStyle.JSON)
+    (best, *_) = await run.proposals(GepaSearch())
+    assert best.patch == {"tool_prompt": f"{shipped} {said}"}
+    assert runs_before == [4, 8], "in each round for one of four texts, only the current one ran"
+    native = Campaign(rule, [case_of("a")], answer)
+    assert "tool_prompt" not in GenomeTexts(native.context).now
+
+
+def test_a_search_continues_with_the_tool_prompt_of_the_genome_if_the_model_uses_it() -> None:
+    for own, is_used in (("{tools} {answer}", True), ("{tools}", False), ("", False)):
+        run = Campaign(follows_rules, [case_of("a")], calls=CallStyle.JSON)
+        run.genome = Genome(tool_prompt=own)
+        texts = GenomeTexts(run.context)
+        shipped = shipped_tool_prompt(CallStyle.JSON)
+        assert texts.now["tool_prompt"] == (own if is_used else shipped)
+        assert texts.genome({**texts.now, "tool_prompt": "{tools} {answer} {0}"}) is None
+        assert texts.genome(texts.now) == run.genome
 
 
 async def test_what_tools_returned_makes_a_proposal_untrusted(tmp_path: Path) -> None:

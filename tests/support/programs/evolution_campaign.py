@@ -1,8 +1,9 @@
 """One life of a campaign, as a process that may be killed around any entry of the lineage.
 
-    python -m tests.support.programs.evolution_campaign DATABASE SCHEMA POINT
+    python -m tests.support.programs.evolution_campaign DATABASE SCHEMA FOLDER POINT
 
-A point is reached before and after each entry is stored; at the number POINT the process kills
+The audit is in FOLDER. A point is reached before and after each entry is stored, and after its
+audit record is written; at the number POINT the process kills
 itself; 0 is never. It prints how many points it reached.
 """
 
@@ -12,11 +13,16 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 from evoclaw.evolution.approval import approve
 from evoclaw.evolution.candidates import Candidate, Stage, StageResult, fold_candidates
-from evoclaw.store.genomes import GenomeStore
+from evoclaw.evolution.lineage_audit import LineageAudit
+from evoclaw.observe.audit.writer import open_audit
+from evoclaw.store.genomes import SCHEMA, GenomeStore
 from tests.support.databases import Place
 from tests.support.evolution_engines import AGENT, engine_of, open_lineage
 
@@ -34,8 +40,8 @@ class KillPoints:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def arm(self) -> None:
-        """Around each entry that is stored."""
-        append = GenomeStore.append
+        """Around each entry that is stored, and before it counts as audited."""
+        append, set_audited = GenomeStore.append, GenomeStore.set_audited
 
         async def counted(store: GenomeStore, *arguments: Any, **options: Any) -> Any:
             self.reach()
@@ -43,10 +49,15 @@ class KillPoints:
             self.reach()
             return added
 
+        async def marked(store: GenomeStore, agent: str, numbers: Sequence[int]) -> None:
+            self.reach()
+            await set_audited(store, agent, numbers)
+
         GenomeStore.append = counted  # pyright: ignore
+        GenomeStore.set_audited = marked  # pyright: ignore
 
 
-async def live(place: Place, points: KillPoints) -> None:
+async def live(place: Place, folder: Path, points: KillPoints) -> None:
     """Drive the campaign to its end; a person approves at once; the promotion is taken back."""
 
     async def batches(candidate: Candidate) -> StageResult:
@@ -58,23 +69,31 @@ async def live(place: Place, points: KillPoints) -> None:
     async def watch(candidate: Candidate, since: float) -> str:
         return "a bound is broken"
 
-    async with open_lineage(place) as lineage:
+    async with AsyncExitStack() as stack:
+        lineage = await stack.enter_async_context(open_lineage(place))
+        database = await place.open(SCHEMA)
+        stack.push_async_callback(database.close)
+        audit = stack.enter_context(open_audit(folder))
+        recorder = LineageAudit(GenomeStore(database), audit)
         points.arm()
-        engine = engine_of(lineage, checks={Stage.VALIDATION: batches}, watch=watch)
+        engine = engine_of(
+            lineage, checks={Stage.VALIDATION: batches}, watch=watch, on_entry=recorder.record,
+            recover=lambda: recorder.recover(AGENT),
+        )  # fmt: skip
         while True:
             await engine.run()
             found = fold_candidates(await lineage.history(AGENT)).values()
             waiting = [c.number for c in found if c.stage is Stage.APPROVAL]
             if not waiting:
                 break
-            await approve(lineage, AGENT, waiting[0], by="ann")
+            await recorder.record(await approve(lineage, AGENT, waiting[0], by="ann"))
 
 
 def main() -> None:
     """Live once."""
-    at, schema, last = sys.argv[1:]
+    at, schema, folder, last = sys.argv[1:]
     points = KillPoints(int(last))
-    asyncio.run(live(Place.of(at, schema), points))
+    asyncio.run(live(Place.of(at, schema), Path(folder), points))
     sys.stdout.write(f"{points.reached}\n")
 
 

@@ -181,17 +181,8 @@ async def decide_candidate(
     _find(entries, number)
     decide, by = approve if data.decision == "approve" else reject, user_of(caller)
     entry = await decide(lineage, name, number, by=by, reason=data.reason)
-    if parts.audit is not None:
-        parts.audit.record_evolution(
-            caller.principal,
-            name,
-            entry=entry.number,
-            what=entry.kind,
-            candidate=number,
-            stage=entry.stage,
-            passed=entry.passed,
-            reason=entry.reason,
-        )
+    if parts.lineage_audit is not None:
+        await parts.lineage_audit.record(entry, caller.principal)
     entries = await lineage.history(name)
     return _view(_find(entries, number), entries)
 

@@ -195,6 +195,7 @@ async def change_genome(
     if not _is_agent(parts, name):
         payload: dict[str, JSON] = {"genome": data.genome}
         view = await _change_edge(parts, caller, name, "update_genome", payload, data.reason)
+        _audit_edge(parts, caller, view, data.reason)
     else:
         change = lineage.change(
             name,
@@ -205,7 +206,7 @@ async def change_genome(
             expected=data.expected,
         )
         view = _view(name, await _refusable(change))
-    _audit(parts, caller, view, data.reason)
+        await _audit(parts, caller, view)
     return view
 
 
@@ -229,10 +230,11 @@ async def roll_back_genome(
     if _is_agent(parts, name):
         back = lineage.roll_back(name, data.version, by=user_of(caller), reason=data.reason)
         view = _view(name, await _refusable(back))
+        await _audit(parts, caller, view)
     else:
         payload: dict[str, JSON] = {"action": "roll_back", "version": data.version}
         view = await _change_edge(parts, caller, name, "evolution", payload, data.reason)
-    _audit(parts, caller, view, data.reason)
+        _audit_edge(parts, caller, view, data.reason)
     return view
 
 
@@ -317,7 +319,12 @@ def _view(name: str, genome: Genome) -> GenomeView:
     )
 
 
-def _audit(parts: ApiDependencies, caller: Caller, view: GenomeView, reason: str) -> None:
+async def _audit(parts: ApiDependencies, caller: Caller, view: GenomeView) -> None:
+    if parts.lineage_audit is not None:
+        await parts.lineage_audit.record_version(view.agent, view.version, caller.principal)
+
+
+def _audit_edge(parts: ApiDependencies, caller: Caller, view: GenomeView, reason: str) -> None:
     if parts.audit is not None:
         parts.audit.record_genome(caller.principal, view.agent, view.version, view.digest, reason)
 

@@ -7,7 +7,6 @@ genome. A case that the current genome fails, too, is reported and does not fail
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
 from evoclaw.evolution.candidates import StageResult
 from evoclaw.evolution.cases import CaseFile, CaseFolder
-from evoclaw.evolution.evaluation import OpenRun, evaluate
+from evoclaw.evolution.evaluation import OpenRun, evaluate_both
 
 SAFETY_CASES = Path(__file__).parent / "safety_cases"
 
@@ -87,11 +86,8 @@ async def _passed(
     repeats: int,
 ) -> tuple[Counter[str], Counter[str]]:
     """How many runs of each case passed with the current genome, and with the candidate."""
-    done = await asyncio.gather(
-        *(
-            evaluate(cases, opener, repeat=repeats, parallel=settings.parallel)
-            for opener in (current, candidate)
-        )
+    done = await evaluate_both(
+        cases, current, candidate, repeat=repeats, parallel=settings.parallel
     )
     before, after = (Counter(a.case for a in each.attempts if a.passed) for each in done)
     return before, after

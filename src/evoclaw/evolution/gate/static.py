@@ -56,6 +56,7 @@ def static_result(
     check: Callable[[Genome], None],
     leaks: LeakCheck,
     limits: StaticLimits | None = None,
+    tool_prompt: str = "",
 ) -> StageResult:
     """Judge a candidate by its content.
 
@@ -71,10 +72,11 @@ def static_result(
             and limits.
         leaks: Looks for what only hidden cases say.
         limits: The sizes to keep.
+        tool_prompt: The text that the agent's model reads instead of a genome's `tool_prompt`.
     """
     limits = limits or StaticLimits()
-    added = _added(old, new)
-    known = [agent.prompt, *(tool.description for tool in tools), *_texts(old)]
+    added = _added([tool_prompt, *_texts(old)], _texts(new))
+    known = [agent.prompt, tool_prompt, *(tool.description for tool in tools), *_texts(old)]
     total, more = sum(map(len, _texts(new))), sum(map(len, added))
     problems = [
         *_configuration_problems(new, skills, check),
@@ -101,7 +103,7 @@ def static_result(
 
 def _texts(genome: Genome) -> list[str]:
     """All that a model may read of a genome."""
-    found = [genome.prompt, *genome.notes, *genome.skill_texts.values()]
+    found = [genome.prompt, *genome.notes, *genome.skill_texts.values(), genome.tool_prompt]
     for text in genome.tools.values():
         found += [text.description, *text.examples]
     for skill in genome.new_skills.values():
@@ -116,14 +118,13 @@ def _texts(genome: Genome) -> list[str]:
     return [text for text in (*found, *names) if text]
 
 
-def _added(old: Genome, new: Genome) -> list[str]:
-    """The texts that the old genome does not have; of a longer text, its new lines."""
-    before = set(_texts(old))
-    lines = {line.strip() for text in before for line in text.splitlines()}
+def _added(old: Sequence[str], new: Sequence[str]) -> list[str]:
+    """The texts that are not among the old ones; of a longer text, its new lines."""
+    lines = {line.strip() for text in old for line in text.splitlines()}
     return [
         "\n".join(line for line in text.splitlines() if line.strip() not in lines)
-        for text in _texts(new)
-        if text not in before
+        for text in new
+        if text not in old
     ]
 
 

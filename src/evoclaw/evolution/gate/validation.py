@@ -13,7 +13,6 @@ the cases is random, from the candidate's digest. A candidate passes if
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,7 +24,7 @@ from msgspec import Meta, Struct
 from evoclaw.core.messages import JSON
 from evoclaw.evolution.candidates import StageResult
 from evoclaw.evolution.cases import CaseFile, Split
-from evoclaw.evolution.evaluation import Attempt, OpenRun, evaluate, wilson
+from evoclaw.evolution.evaluation import Attempt, OpenRun, evaluate_both, wilson
 from evoclaw.evolution.gate.sequential_test import (
     CampaignLevel,
     Futility,
@@ -280,11 +279,8 @@ async def _compare(
     repeats: int,
 ) -> dict[str, CaseScore]:
     """Run cases with both genomes, at the same time."""
-    before, after = await asyncio.gather(
-        *(
-            evaluate(cases, opener, repeat=repeats, parallel=settings.parallel)
-            for opener in (current, candidate)
-        )
+    before, after = await evaluate_both(
+        cases, current, candidate, repeat=repeats, parallel=settings.parallel
     )
     return {
         case.name: _score(

@@ -11,14 +11,16 @@ from evoclaw.evolution.checks import CalledCheck
 from evoclaw.evolution.proposals import ProposerContext
 from evoclaw.evolution.proposers.train_scores import patched
 
-PROMPT, NOTES, TOOL_PREFIX = "prompt", "notes", "tool:"
+PROMPT, NOTES, TOOL_PROMPT, TOOL_PREFIX = "prompt", "notes", "tool_prompt", "tool:"
 MAX_TOOLS = 8
 """Whose descriptions are searched: those that the train cases use."""
 MAX_PROMPT_CHARS, MAX_NOTES_CHARS, MAX_DESCRIPTION_CHARS = 16_000, 8_000, 4_000
+_KEPT_PLACEHOLDERS = ("{tools}", "{answer}")
+"""Without its own ones, a model would not use the text."""
 
 
 class GenomeTexts:
-    """The prompt, the notes and the descriptions of tools of the current genome."""
+    """The texts of the current genome: prompt, notes, tool prompt and descriptions of tools."""
 
     def __init__(self, context: ProposerContext) -> None:
         self._context = context
@@ -27,6 +29,9 @@ class GenomeTexts:
             PROMPT: genome.prompt or context.agent.prompt,
             NOTES: "\n".join(genome.notes),
         }
+        if context.tool_prompt:
+            is_used = self._is_tool_prompt(genome.tool_prompt)
+            self.now[TOOL_PROMPT] = genome.tool_prompt if is_used else context.tool_prompt
         for name in list(own)[:MAX_TOOLS]:
             text = genome.tools.get(name, ToolText()).description or own[name]
             self.now[f"{TOOL_PREFIX}{name}"] = text
@@ -37,6 +42,12 @@ class GenomeTexts:
             return "its instructions"
         if part == NOTES:
             return "its notes: lessons from earlier runs, one line each"
+        if part == TOOL_PROMPT:
+            return (
+                "what tells its model the tools and how to write a call, in the form that the text "
+                "has now. A word in braces stands for something: {tools} for the descriptions of "
+                "the tools. Keep these words as they are, and {tools} once"
+            )
         name = part.removeprefix(TOOL_PREFIX)
         return f"the description of its tool {name}, beside the JSON Schema of the arguments"
 
@@ -55,7 +66,7 @@ class GenomeTexts:
         for name in self.changed(texts):
             if name == NOTES:
                 patch[name] = [line for line in texts[name].splitlines() if line.strip()]
-            elif name == PROMPT:
+            elif name in (PROMPT, TOOL_PROMPT):
                 patch[name] = texts[name]
             else:
                 tools[name.removeprefix(TOOL_PREFIX)] = {"description": texts[name]}
@@ -63,8 +74,15 @@ class GenomeTexts:
 
     def genome(self, texts: Mapping[str, str]) -> Genome | None:
         """The genome with these texts; None if it may not have them."""
+        if TOOL_PROMPT in texts and not self._is_tool_prompt(texts[TOOL_PROMPT]):
+            return None
         patch = self.patch(texts)
         return patched(self._context, patch) if patch else self._context.genome
+
+    def _is_tool_prompt(self, text: str) -> bool:
+        """Whether the model would use a text: it has the same of these placeholders."""
+        shipped = self._context.tool_prompt
+        return all((word in text) == (word in shipped) for word in _KEPT_PLACEHOLDERS)
 
 
 def _descriptions(context: ProposerContext) -> dict[str, str]:

@@ -122,6 +122,19 @@ def _newest(folder: Path, query: AuditQuery) -> Iterator[SealedRecord]:
                 yield record
 
 
+def records_since(folder: Path, since: float) -> Iterator[Fields]:
+    """The warm records from a time on, the newest first; the files before it are not read."""
+    for file in reversed(day_files(folder)):
+        for line in lines_backwards(file.path):
+            record = _read(line)
+            if record is None:
+                continue
+            at = record.fields.get("at")
+            if isinstance(at, float | int) and at < since:
+                return
+            yield record.fields
+
+
 def _read(line: bytes) -> SealedRecord | None:
     try:
         return unseal(line)

@@ -30,6 +30,11 @@ def record_evolution(audit: Audit, principal: Principal, agent: str, **fields: J
     audit.record("evolution", AuditContext(principal=principal, agent_id=agent), **fields)
 
 
+def record_genome(audit: Audit, principal: Principal, agent: str, **fields: JSON) -> None:
+    """Write a person's change of a genome to the audit."""
+    audit.record("genome", AuditContext(principal=principal, agent_id=agent), **fields)
+
+
 class RefusedRequest(Struct, frozen=True):
     """A request that was refused: not authenticated, or not authorized."""
 
@@ -86,8 +91,7 @@ class AuditService:
         self, principal: Principal, agent: str, version: int, digest: str, reason: str
     ) -> None:
         """Write a change of a genome to the audit."""
-        context = AuditContext(principal=principal, agent_id=agent)
-        self.audit.record("genome", context, version=version, digest=digest, reason=reason)
+        record_genome(self.audit, principal, agent, version=version, digest=digest, reason=reason)
 
     def record_evolution(self, principal: Principal, agent: str, **fields: JSON) -> None:
         """Write a step of an agent's evolution to the audit."""

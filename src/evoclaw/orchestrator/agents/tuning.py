@@ -73,6 +73,8 @@ def _tightened(settings: LoopSettings, genome: Genome) -> LoopSettings:
     changes: dict[str, Any] = {"genome": genome.digest}
     if genome.temperature is not None:
         changes["temperature"] = genome.temperature
+    if genome.tool_prompt:
+        changes["tool_prompt"] = genome.tool_prompt
     if genome.max_turns is not None:
         changes["max_turns"] = min(settings.max_turns, genome.max_turns)
     if genome.tool_error_limit is not None:

@@ -83,7 +83,10 @@ class EdgeGenomes:
         else:
             if found.genome.digest == wanted:
                 return found
-        await self.update(agent_id, {name: content.get(name) for name in EDGE_TUNABLES}, order)
+        # Only what is set there or then: an older release refuses a tunable that it does not know.
+        tunables = {*content, *(await self.status(agent_id)).genome.content()}
+        patch = {name: content.get(name) for name in EDGE_TUNABLES if name in tunables}
+        await self.update(agent_id, patch, order)
         return await self.status(agent_id)
 
     async def _query(

@@ -212,7 +212,7 @@ class Runs:
         conversations.check_edge(name, request.on)
         capabilities = agents[name].capabilities
         title, id_ = request.session_title, secrets.token_hex(8)
-        genome = await conversations.genomes.current(name, conversations.canary_key(id_))
+        genome = await conversations.genomes.current(name, conversations.canary_key(name, id_))
         return Session(
             id_, name, principal.user, title, capabilities=capabilities, on=request.on,
             genome=genome,

@@ -188,16 +188,16 @@ class Conversations:
                 title,
                 capabilities=found.capabilities,
                 on=on,
-                genome=await self.genomes.current(agent, self.canary_key(session_id)),
+                genome=await self.genomes.current(agent, self.canary_key(agent, session_id)),
             )
         )
 
-    def canary_key(self, session_id: str) -> str:
+    def canary_key(self, agent: str, session_id: str) -> str:
         """What decides whether a session tries a candidate genome; empty: it never does.
 
-        Candidates are tried by the operator's tenant only.
+        Candidates are tried by the tenants that the settings of the agent name.
         """
-        return session_id if self.store.tenant == LOCAL_PRINCIPAL.tenant else ""
+        return session_id if self.store.tenant in self.agents[agent].evolution.tenants else ""
 
     async def rename(self, session_id: str, title: str) -> Session:
         """Change the title of a session: one line, cut to its limit."""

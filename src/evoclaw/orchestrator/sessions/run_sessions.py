@@ -69,7 +69,7 @@ class SessionHost(Protocol):
         """The agent of a session, with the genome of the session."""
         ...
 
-    def canary_key(self, session_id: str) -> str:
+    def canary_key(self, agent: str, session_id: str) -> str:
         """What decides whether a session tries a candidate genome."""
         ...
 
@@ -116,7 +116,7 @@ class RunSessions:
                 self._narrowed_tools(brief.tools),
                 on=parent.session.on,
                 genome=await self._host.genomes.current(
-                    agent.name, self._host.canary_key(session_id)
+                    agent.name, self._host.canary_key(agent.name, session_id)
                 ),
             )
         )

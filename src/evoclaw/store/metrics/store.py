@@ -27,6 +27,8 @@ WRITE_BATCH_ROWS = 200
 """Runs and calls that are written in one transaction, for the same reason."""
 MAX_OPEN_FOLDS = 1_000
 """Runs in progress whose folds are kept in memory."""
+MAX_IDS = 500
+"""In one statement."""
 RUNNING = "running"
 _FACTS = (
     "r.id, r.stop, r.turns, r.began_at, r.ended_at, r.parent_run, "
@@ -70,7 +72,10 @@ _RUNS_WITH = f"""
 SELECT {_RUN_COLUMNS} FROM {RUNS}
 WHERE tenant = ? AND agent = ? AND genome = ? AND at >= ? AND at < ? ORDER BY at{{order}} LIMIT ?
 """
-_DENIED_OF = f"SELECT count(*) FROM {CALLS} WHERE tenant = ? AND run_id = ? AND denied <> 0"
+_DENIED_OF = f"""
+SELECT run_id, count(*) FROM {CALLS} WHERE tenant = ? AND denied <> 0 AND run_id IN ({{runs}})
+GROUP BY run_id
+"""
 _QUEUED = "SELECT count(*) FROM runs WHERE stop IS NULL AND epoch = 0"
 _WAITING = "FROM approvals WHERE decision IS NULL AND closed_at IS NULL AND expires_at > ?"
 
@@ -165,15 +170,12 @@ class MetricsStore:
         statement = _RUNS_WITH.format(order=" DESC" if newest else "")
         values = (window.tenant, window.agent, genome, window.since, window.until, limit)
         runs = [RunRow(*row) for row in await self._read(statement, values)]
-
-        def denied(connection: Connection) -> list[int]:
-            return [
-                connection.execute(_DENIED_OF, (window.tenant, run.run_id)).fetchone()[0]
-                for run in runs
-            ]
-
-        counts = await self._database.read(denied)
-        return list(zip(runs, counts, strict=True))
+        denied: dict[str, int] = {}
+        for at in range(0, len(runs), MAX_IDS):
+            ids = [run.run_id for run in runs[at : at + MAX_IDS]]
+            counted = _DENIED_OF.format(runs=", ".join("?" * len(ids)))
+            denied |= dict(await self._read(counted, (window.tenant, *ids)))
+        return [(run, denied.get(run.run_id, 0)) for run in runs]
 
     async def edge_calls(self, window: MetricsWindow) -> tuple[list[RunRow], list[EdgeCallRow]]:
         """The runs that other runs started, and the calls that were sent to edges."""

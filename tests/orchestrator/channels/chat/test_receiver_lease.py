@@ -5,10 +5,16 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import pytest
+
+from evoclaw.orchestrator.channels.chat.receiver_lease import ReceiverLease
+from evoclaw.orchestrator.runs.scheduler import current_process_identity
 from evoclaw.providers.scripted import says
+from evoclaw.store.channels import SCHEMA, ChannelStore
 from tests.orchestrator.channels.chat.test_telegram import bot
 from tests.support.budgets import Clock
 from tests.support.channels import PATIENCE, open_channel_harness
+from tests.support.databases import Place
 from tests.support.fake_telegram import TOKEN, fake_telegram
 from tests.support.waiting import until
 
@@ -75,3 +81,20 @@ async def test_an_orchestrator_that_lost_its_lease_stops_receiving(tmp_path: Pat
             polls = fake.polls
             await fake.write("for the other")
             assert fake.polls == polls and fake.texts == []
+
+
+@pytest.mark.parametrize(("started", "is_taken"), [("1", True), ("", False)])
+async def test_the_lease_of_a_process_that_is_certainly_dead_is_not_waited_for(
+    place: Place, started: str, *, is_taken: bool
+) -> None:
+    """Another process had its number: it started at another time."""
+    machine, pid, ticks, rest = current_process_identity().split("/")
+    database = await place.open(SCHEMA)
+    try:
+        store = ChannelStore(database)
+        assert await store.claim_receiver("phone", f"{machine}/{pid}/{started or ticks}/{rest}", 60)
+        lease = ReceiverLease("phone", store, 60)
+        assert await lease.try_acquire() is is_taken
+        assert await ReceiverLease("phone", store, 60).try_acquire() is False, "its own is alive"
+    finally:
+        await database.close()

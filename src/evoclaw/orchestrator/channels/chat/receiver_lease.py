@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Coroutine
 
 from evoclaw.core.errors import EvoClawError
+from evoclaw.orchestrator.runs.scheduler import current_process_identity, is_process_dead
 from evoclaw.store.channels import ChannelStore
 
 logger = logging.getLogger(__name__)
@@ -33,10 +33,22 @@ class ReceiverLease:
             lease_s: Seconds after which another process takes over from one that died.
         """
         self._channel, self._store, self._lease_s = channel, store, lease_s
-        self._holder = secrets.token_hex(8)
+        self._holder = current_process_identity()
 
     async def try_acquire(self) -> bool:
-        """Claim or renew the lease; False if another process has it."""
+        """Claim or renew the lease; False if another process has it.
+
+        That of a process of this machine that is certainly dead is not waited for.
+        """
+        if await self._claim():
+            return True
+        holder = await self._store.receiver(self._channel)
+        if not is_process_dead(holder):
+            return False
+        await self._store.release_receiver(self._channel, holder)
+        return await self._claim()
+
+    async def _claim(self) -> bool:
         return await self._store.claim_receiver(self._channel, self._holder, self._lease_s)
 
     async def acquire(self) -> None:
