@@ -14,6 +14,7 @@ from evoclaw.store.databases.sqlite import SqliteDatabase
 from evoclaw.store.workflows.workflows import SCHEMA, WorkflowStore
 from evoclaw.workflows.catalogue import Catalogue
 from evoclaw.workflows.definition import Workflow
+from evoclaw.workflows.driver import ApprovedBy, not_approved
 from evoclaw.workflows.scripted import ScriptedAgents, ScriptedTools
 from evoclaw.workflows.views import StepView, WorkflowView
 from evoclaw.workflows.workflows import Workflows, WorkflowSettings
@@ -54,6 +55,7 @@ async def house(
     tools: ScriptedTools | None = None,
     clock: Callable[[], float] | None = None,
     catalogue: Catalogue | None = None,
+    approved_by: ApprovedBy = not_approved,
     serving: bool = True,
 ) -> AsyncGenerator[Workflows]:
     """Workflows over a file in a folder, driven while the block runs."""
@@ -65,6 +67,7 @@ async def house(
             tools or ScriptedTools({}),
             settings=QUICK,
             clock=clock or time.time,
+            approved_by=approved_by,
         )
         if not serving:
             yield made

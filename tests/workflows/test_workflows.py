@@ -11,7 +11,7 @@ import pytest
 from evoclaw.core.labels import Label, Principal
 from evoclaw.core.messages import ErrorKind, TextBlock, ToolResult
 from evoclaw.core.tools import failure
-from evoclaw.governance.approvals import HUMAN_SCOPE, Answerer
+from evoclaw.governance.approvals import HUMAN_SCOPE, Answerer, ApprovalScope
 from evoclaw.store.databases.database import add_checksum
 from evoclaw.store.databases.sqlite import SqliteDatabase
 from evoclaw.store.workflows.workflows import SCHEMA
@@ -313,6 +313,23 @@ async def test_only_a_human_can_approve_a_step_and_the_first_answer_counts(tmp_p
 
     assert sum(isinstance(one, CannotAnswer) for one in came) == 2
     assert view.state == "succeeded" and view.output == "fine"
+
+
+async def test_an_approval_from_now_on_reaches_a_workflow_that_is_just_about_to_wait(
+    tmp_path: Path,
+) -> None:
+    approvers = [""]
+
+    async def approved_by(_: ApprovalScope) -> str:
+        found = approvers[-1]
+        if not found:  # the person answers after this was read, and before the workflow waits
+            approvers.append("anne")
+            await made.wake_all("local", "ask")
+        return found
+
+    flow = Workflow("ask", (ApprovalStep("sure", message="Shall I?"),))
+    async with house(tmp_path, flow, approved_by=approved_by) as made:
+        assert (await run(made, "ask")).state == "succeeded"
 
 
 async def test_a_denied_approval_fails_the_workflow_with_its_reason(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ WORKFLOW_ID = re.compile(r"wf_[0-9a-f]{24}")
 MAX_INPUTS_BYTES = 1_000_000
 """Maximum size of the inputs as JSON."""
 MAX_WOKEN = 1_000
-"""Waiting workflows that are woken when one of their steps is approved; others are polled."""
+"""Workflows of a state that are woken when one of their steps is approved; others are polled."""
 MAX_REASON_CHARS = 2_000
 """Maximum length of a reason that a person gives."""
 
@@ -250,11 +250,14 @@ class Workflows:
         if found is not None and await self._store.of(tenant).wake(found[0]):
             self._notify_changed(tenant, found[0])
 
-    async def wake_waiting(self, tenant: str, name: str) -> None:
-        """Wake the waiting workflows of a definition, because one of its steps was approved."""
-        waiting = await self.list(tenant, name=name, state=WorkflowState.WAITING, limit=MAX_WOKEN)
-        for view in waiting:
-            await self.wake(tenant, view.id)
+    async def wake_all(self, tenant: str, name: str) -> None:
+        """Wake the workflows of a definition, because one of its steps was approved.
+
+        First the running ones: one of them may just have found no approval, and be about to wait.
+        """
+        for state in (WorkflowState.RUNNING, WorkflowState.WAITING):
+            for view in await self.list(tenant, name=name, state=state, limit=MAX_WOKEN):
+                await self.wake(tenant, view.id)
 
     async def definitions(self) -> Sequence[WorkflowEntry]:
         """The entries of the catalogue, with problems and next starts, as the files are now."""

@@ -266,7 +266,7 @@ async def approve_step(
     shown = _approvable(workflow, defined, caller, ())
     scope = fixed_step_scope(caller.tenant, step_ref(workflow, defined), shown.tool)
     case = await approvals.add_step_approval(scope, shown.arguments, caller.answerer(), data.reason)
-    await workflows.wake_waiting(caller.tenant, name)
+    await workflows.wake_all(caller.tenant, name)
     return _approvable(workflow, defined, caller, (case,))
 
 
