@@ -329,6 +329,13 @@ async def test_a_model_is_pushed_to_an_edge_and_resumed_after_either_side_was_ki
         assert left <= facts["resumed_bytes"] < len(content)
         assert (models / f"{digest}.gguf").read_bytes() == content
         assert again.code == exits.OK and "tiny is installed already on pi" in again.out
+        (audited,) = [
+            record
+            for file in device.home.rglob("*.jsonl")
+            for record in map(json.loads, file.read_text().splitlines())
+            if record.get("kind") == "model_installed"
+        ]
+        assert audited["device"] == "pi" and f"sha256:{digest}" in audited["reason"]
         listed = json.loads((await device.type("models", "--json")).out)["models"]
         assert [row["name"] for row in listed if row["installed"] and row["sha256"] == digest] == [
             "tiny"

@@ -11,7 +11,7 @@ import logging
 import re
 from base64 import b64decode
 from binascii import Error as NotBase64
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from hashlib import sha256
 
@@ -50,6 +50,10 @@ MAX_WAITING_CHUNKS = 32
 SOURCE = "the orchestrator"
 
 
+def unrecorded(_: InstalledModel) -> None:
+    """No audit log is kept on this device."""
+
+
 class _PushAbandoned(Exception):
     """The chunks stopped coming."""
 
@@ -62,6 +66,7 @@ class ModelReceiver:
         store: ModelStore,
         accepted: Collection[str] = DEFAULT_ACCEPTED_MODELS,
         *,
+        installed: Callable[[InstalledModel], None] = unrecorded,
         idle_timeout_s: float = IDLE_TIMEOUT_S,
     ) -> None:
         """Choose what is accepted.
@@ -69,10 +74,11 @@ class ModelReceiver:
         Args:
             store: Where models are installed.
             accepted: `catalogue`, `sha256:<digest>` or `*`.
+            installed: Called with each model that was installed.
             idle_timeout_s: Seconds without a chunk after which a push is closed.
         """
         self._store, self._accepted = store, frozenset(accepted)
-        self._idle_timeout_s = idle_timeout_s
+        self._note_installed, self._idle_timeout_s = installed, idle_timeout_s
         self._pushes: dict[str, _OpenPush] = {}
 
     async def answer(self, command: Command) -> JSON:
@@ -105,7 +111,7 @@ class ModelReceiver:
                 return await self._installed(step.sha256)
             source = _source(step)
             self._make_room()
-            push = _OpenPush(source, self._store, self._idle_timeout_s)
+            push = _OpenPush(source, self._store, self._note_installed, self._idle_timeout_s)
             self._pushes[step.sha256] = push
         elif push.source.size_bytes != step.total_bytes:
             text = "Another push says that this model has another size; try again later."
@@ -144,10 +150,16 @@ class ModelReceiver:
 class _OpenPush:
     """One model that is being received; ends with the installed model, or a failure."""
 
-    def __init__(self, source: PullSource, store: ModelStore, idle_timeout_s: float) -> None:
+    def __init__(
+        self,
+        source: PullSource,
+        store: ModelStore,
+        installed: Callable[[InstalledModel], None],
+        idle_timeout_s: float,
+    ) -> None:
         self.source = source
         self.is_abandoned = False
-        self._idle_timeout_s = idle_timeout_s
+        self._installed, self._idle_timeout_s = installed, idle_timeout_s
         self._is_waiting = False
         """Whether another process installs the same model."""
         self._part: PartialFile | None = None
@@ -231,6 +243,7 @@ class _OpenPush:
             if not self._pulled.was_installed:
                 name = self._pulled.model.name
                 logger.info("installed the model %s, which an orchestrator pushed", name)
+                self._installed(self._pulled.model)
 
     def _wait_for_lock(self, text: str) -> None:
         self._is_waiting = True

@@ -47,6 +47,7 @@ from evoclaw.transport.wire import (
 
 if TYPE_CHECKING:
     from evoclaw.observe.tracing.tracing import Tracing
+    from evoclaw.providers.models.store import InstalledModel
     from evoclaw.trust.grants import Grant
 
 
@@ -281,7 +282,7 @@ def _work(plan: CallPlan, command: Command, tracing: Tracing, agent_id: str) -> 
 
 @dataclass(frozen=True, slots=True)
 class CallAudit:
-    """Records calls. A call that ran is reported even if that fails; the next is not started."""
+    """Records what happens to a device. A failure is logged; the next call is not started then."""
 
     audit: AuditLog
     context: AuditContext
@@ -307,11 +308,18 @@ class CallAudit:
 
     def damaged(self, reason: str) -> None:
         """Record that data of this device was damaged."""
+        self._note("damage", reason)
+
+    def model_installed(self, model: InstalledModel) -> None:
+        """Record that a model was installed, which an orchestrator pushed."""
+        self._note("model_installed", f"{model.name}, sha256:{model.sha256}, from {model.source}")
+
+    def _note(self, kind: str, reason: str) -> None:
         fields = {**self.context.fields, "reason": reason}
         try:
-            self.audit.note(AuditDraft("damage", time.time(), time.monotonic(), fields))
+            self.audit.note(AuditDraft(kind, time.time(), time.monotonic(), fields))
         except AuditError as problem:
-            logger.error("audit of damage failed: %s", problem)
+            logger.error("audit record of kind %s failed: %s", kind, problem)
 
     def refused(self, result: ToolResult, parameters: JSON = None) -> None:
         """Record a request that was refused before it became a call."""

@@ -32,7 +32,7 @@ async def open_edge(
     from evoclaw.config import broker_password, read_agent_toml
     from evoclaw.edge.assemble import assemble
     from evoclaw.edge.device import EdgeIdentity, OrchestratorClock
-    from evoclaw.edge.model_receiver import ModelReceiver
+    from evoclaw.edge.model_receiver import ModelReceiver, unrecorded
     from evoclaw.governance.stops import cancel_on_stop
     from evoclaw.observe.tracing.tracing import open_tracing
     from evoclaw.providers.models.store import ModelStore, models_folder
@@ -63,10 +63,12 @@ async def open_edge(
         device = await open_edge_runtime(
             config, env, stack, tracing, images if limits.undo_hours else None
         )
-        if journal.database.set_aside is not None and device.call_audit is not None:
-            device.call_audit.damaged(f"{journal.database.path.name} was set aside")
+        audit = device.call_audit
+        if journal.database.set_aside is not None and audit is not None:
+            audit.damaged(f"{journal.database.path.name} was set aside")
         models = ModelStore(models_folder(env))
-        receiver = ModelReceiver(models, config.accept_models)
+        note_model = unrecorded if audit is None else audit.model_installed
+        receiver = ModelReceiver(models, config.accept_models, installed=note_model)
         stack.push_async_callback(receiver.close)
         name = client_id(config.agent_id, password) if password else ""
         edge = await assemble(

@@ -159,7 +159,7 @@ class _Search:
             Proposal(
                 patch=self._texts.patch(found.texts),
                 reason=(
-                    f"gepa: {found.score * total:g} instead of {before * total:g} of {total} train "
+                    f"{found.score * total:g} instead of {before * total:g} of {total} train "
                     f"cases pass; changed {', '.join(self._texts.changed(found.texts))} "
                     f"({self._runs} runs)"
                 ),
