@@ -483,6 +483,25 @@ async def test_the_call_that_answers_is_shown_as_text() -> None:
     assert (events[-1].reply.calls, events[-1].reply.finish) == ((), Finish.STOP)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ('{"answer": "One file."}', "One file."),
+        ('{"text": 4}', "4"),
+        ('{"text": "One file.", "path": "."}', "One file."),
+        ("{}", ""),
+        ('{"files": 1, "folders": 2}', '{"files":1,"folders":2}'),
+    ],
+)
+async def test_an_answer_with_other_arguments_is_shown_as_what_it_says(
+    arguments: str, shown: str
+) -> None:
+    inner = Scripted(says(f'{{"name": "answer", "arguments": {arguments}}}'))
+    request = Request(History([user("What is here?")]), [LIST])
+    reply = await reply_of(TextCallProvider(inner, "json"), request)
+    assert (reply.text, reply.calls) == (shown, ())
+
+
 async def test_an_answer_beside_a_call_is_void_as_its_result_is_not_known_yet() -> None:
     both = JSON_CALL + '\n```json\n{"name": "answer", "arguments": {"text": "No files."}}\n```'
     provider = TextCallProvider(Scripted(says(both)), "json")

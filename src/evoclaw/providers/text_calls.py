@@ -101,12 +101,6 @@ _ANSWER_PARAMETERS = {
 }
 
 
-class _Answer(msgspec.Struct):
-    """The arguments of the call that answers."""
-
-    text: str
-
-
 _TAGS = re.compile(r"<(?=/?\s*(?:tool_call|tool_response|tools|think)\b|\|)", re.I)
 _LABELS = re.compile(
     r"^(?=[ \t]*\**(?:thought|action|action input|observation|final answer)\**[ \t]*:)",
@@ -383,10 +377,15 @@ def _answer_name(tools: Sequence[Tool]) -> str:
 
 
 def _answer_text(arguments: str) -> str:
+    """The text of an answer, whatever a model calls it; of none, the loop asks for one in words."""
     try:
-        return msgspec.json.decode(arguments, type=_Answer).text
+        given = msgspec.json.decode(arguments, type=dict[str, JSON])
     except msgspec.DecodeError:
         return arguments
+    if len(given) > 1 and "text" not in given:
+        return arguments
+    text = given.get("text", next(iter(given.values()), ""))
+    return text if isinstance(text, str) else msgspec.json.encode(text).decode()
 
 
 def _example_arguments(tool: Tool) -> dict[str, JSON]:
