@@ -39,7 +39,7 @@ from bench.evolution.sealed_entries import (
     split_entries,
 )
 from bench.evolution.sealed_examples import ExampleSets
-from bench.suite.subjects import ENVS, CannotMeasure
+from bench.suite.subjects import CannotMeasure
 from bench.tasks.bfcl import open_judge
 from bench.tasks.models import MeasuredModel, gguf_path, open_model, result_name
 from tests.support.weights import CODER_05B, CODER_15B, find_model
@@ -62,7 +62,8 @@ from evoclaw.evolution.proposers.gepa_search import GepaSearch
 from evoclaw.orchestrator.agents.tuning import check_genome
 from evoclaw.providers.registry import ProviderOptions, open_provider
 
-STORE = ENVS / "evolution-sealed.jsonl"
+STORE = Path(__file__).with_name("sealed_runs.jsonl")
+"""Part of the project: what the figures come from, and where an interrupted measurement continues."""
 MAX_GEPA_RUNS = 600
 EXAMPLE_SETS = 6
 SEARCHED_TOOLS = 2
