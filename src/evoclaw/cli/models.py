@@ -109,23 +109,9 @@ def _pull(what: str, sha256: str, edge: str, *, trust_first: bool, as_json: bool
         print_err(f"evoclaw: {clean(str(problem))}")
         return exits.FAILED
     model = done.model
-    if as_json:
-        facts: dict[str, JSON] = {
-            "name": model.name,
-            "model": f"embedded/{model.name}",
-            "sha256": model.sha256,
-            "bytes": model.size_bytes,
-            "path": str(model.path),
-            "source": model.source,
-            "was_installed": done.was_installed,
-            "resumed_bytes": done.resumed_bytes,
-        }
-        print_out(facts)
-        return exits.OK
-    how = "is installed already" if done.was_installed else "is installed and verified"
-    print_out(f"{model.name} {how} ({format_bytes(model.size_bytes)}, sha256:{model.sha256})")
-    print_out(f"use it with: --model embedded/{model.name}")
-    return exits.OK
+    use = f"use it with: --model embedded/{model.name}"
+    facts: dict[str, JSON] = {"path": str(model.path), "source": model.source}
+    return _report(model, model.name, done, use, facts, as_json=as_json)
 
 
 @models.command("push", help="Copy an installed model to an edge, which installs it")
@@ -143,22 +129,35 @@ def _push(what: str, edge: str, *, as_json: bool) -> int:
     except PushFailed as problem:
         print_err(f"evoclaw: {clean(f'{edge}: {problem}')}")
         return exits.FAILED
+    name = clean(done.name)
+    use = f'its edge uses it with: [model] name = "embedded/{name}" in agent.toml'
+    return _report(model, name, done, use, {"edge": edge}, on=f" on {edge}", as_json=as_json)
+
+
+def _report(
+    model: InstalledModel,
+    name: str,
+    done: PulledModel | PushedModel,
+    use: str,
+    facts: dict[str, JSON],
+    *,
+    on: str = "",
+    as_json: bool,
+) -> int:
     if as_json:
-        facts: dict[str, JSON] = {
-            "edge": edge,
-            "name": done.name,
-            "model": f"embedded/{done.name}",
+        same: dict[str, JSON] = {
+            "name": name,
+            "model": f"embedded/{name}",
             "sha256": model.sha256,
             "bytes": model.size_bytes,
             "was_installed": done.was_installed,
             "resumed_bytes": done.resumed_bytes,
         }
-        print_out(facts)
+        print_out({**same, **facts})
         return exits.OK
     how = "is installed already" if done.was_installed else "is installed and verified"
-    size, name = format_bytes(model.size_bytes), clean(done.name)
-    print_out(f"{name} {how} on {edge} ({size}, sha256:{model.sha256})")
-    print_out(f'its edge uses it with: [model] name = "embedded/{name}" in agent.toml')
+    print_out(f"{name} {how}{on} ({format_bytes(model.size_bytes)}, sha256:{model.sha256})")
+    print_out(use)
     return exits.OK
 
 
