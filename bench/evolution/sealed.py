@@ -63,7 +63,7 @@ from evoclaw.orchestrator.agents.tuning import check_genome
 from evoclaw.providers.registry import ProviderOptions, open_provider
 
 STORE = Path(__file__).with_name("sealed_runs.jsonl")
-"""Part of the project: what the figures come from, and where an interrupted measurement continues."""
+"""In the project: the figures come from it, and an interrupted measurement continues there."""
 MAX_GEPA_RUNS = 600
 EXAMPLE_SETS = 6
 SEARCHED_TOOLS = 2

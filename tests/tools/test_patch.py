@@ -236,6 +236,7 @@ async def test_a_hunk_that_does_not_match_exactly_is_refused(
     [
         ("", "no change"),
         ("hello", "no change"),
+        ("fix.diff", "If the patch is in a file, read it and give its text"),
         ("@@ -1 +1 @@\n-a\n+b\n", "starts a hunk"),
         (update("@@ -1,2 +1,2 @@\n-a\n+b\n"), "cut off"),
         (update("@@ -1 +1 @@\n-a\n+b\n+c\n"), "correct the counts"),
@@ -251,7 +252,8 @@ async def test_a_hunk_that_does_not_match_exactly_is_refused(
         ("*** Begin Patch\n*** Update File: f\n-a\n+b\n", "send all of it"),
         (begin("*** Update File: f", "a"), "must start with"),
         (begin("*** Update File: f"), "changes nothing in"),
-        (begin("*** Update File: f", "@@", " a"), "changes nothing"),
+        (begin("*** Update File: f", "@@", " a"), "changes nothing. Write '-' before each line"),
+        (begin("*** Update File: new", "@@", "+a"), "creates a file with '*** Add File: '"),
         (begin("*** Add File: n", "text"), "start with '+'"),
         (begin("*** Rename File: f"), "expected"),
         (begin("*** Delete File: f") + "more", "after '*** End Patch'"),
@@ -430,6 +432,7 @@ async def test_a_failed_rollback_is_reported() -> None:
     assert "could NOT be restored" in failure.value.message
     assert "'f'" in failure.value.message and "'new'" in failure.value.message
     assert "kept" not in failure.value.message
+    assert len(failure.value.details["not_restored"]) == 2
 
 
 @pytest.mark.parametrize("at", range(1, 7))

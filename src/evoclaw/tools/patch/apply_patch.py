@@ -33,21 +33,21 @@ ACTION_LETTERS = {Action.ADD: "A", Action.UPDATE: "M", Action.MOVE: "R", Action.
 
 @tool("file_write", timeout=5, max_timeout=30, effect="write", acts=False)
 async def apply_patch(ops: FileOps, patch: str, dry_run: bool = False) -> ToolOutput:
-    """Change several places or files at once, all or nothing.
+    """Change several places or files at once, all or nothing. Read the files first.
 
-    Takes a unified diff (as git diff prints it; correct counts in each @@ line), or this form,
-    where the lines of the file around a change say its place:
+    Takes a unified diff (as git diff prints it; correct counts in each @@ line), or this form. An
+    example that changes one line of lamp.py and adds a file:
     *** Begin Patch
-    *** Update File: path
-    @@ a line above, such as def f():
-     unchanged line
-    -old line
-    +new line
-    *** Add File: path
-    +line
-    *** Delete File: path
+    *** Update File: lamp.py
+    @@ def switch():
+     power = 40
+    -color = "red"
+    +color = "green"
+    *** Add File: docs/lamp.txt
+    +The lamp is green.
     *** End Patch
-    A line `*** Move to: path` below an Update line renames the file.
+    Lines with a space stay. The text after @@, which may be left out, is a line above the change.
+    `*** Delete File: path` deletes, and `*** Move to: path` below an Update line renames.
 
     Args:
         ops: The machine's files.
@@ -135,7 +135,16 @@ async def _refuse_existing(ops: FileOps, path: str) -> None:
 
 
 async def _content(ops: FileOps, path: str) -> bytes:
-    about = await ops.stat(path)
+    try:
+        about = await ops.stat(path)
+    except ToolFailure as problem:
+        if problem.kind is not ErrorKind.NOT_FOUND:
+            raise
+        raise ToolFailure(
+            problem.kind,
+            f"{problem.message} A patch creates a file with '*** Add File: ' and '+' lines, or "
+            "from '--- /dev/null'.",
+        ) from None
     if about.size > MAX_FILE_BYTES:
         raise ToolFailure(
             ErrorKind.TOO_LARGE,
@@ -223,7 +232,7 @@ def _rolled_back_failure(problem: ToolFailure, done: int, failures: Sequence[str
             f"{problem.message} The patch was aborted, and these files could NOT be restored: "
             f"{'; '.join(failures[:MAX_LISTED_FILES])}. Tell the user."
         )
-        return ToolFailure(ErrorKind.EXECUTION_FAILED, text, notput_back=list(failures))
+        return ToolFailure(ErrorKind.EXECUTION_FAILED, text, not_restored=list(failures))
     back = f" The {done} files written so far were restored." if done else ""
     return ToolFailure(problem.kind, f"{problem.message} Nothing of the patch was kept.{back}")
 
@@ -302,7 +311,8 @@ def _check(changes: list[FileChange]) -> None:
         raise invalid_patch(
             "There is no change in the patch. Give a unified diff, with '--- a/path', "
             "'+++ b/path' and '@@ -line,count +line,count @@' lines, or the form from "
-            "'*** Begin Patch' to '*** End Patch'."
+            "'*** Begin Patch' to '*** End Patch'. If the patch is in a file, read it and give its "
+            "text."
         )
     if len(changes) > MAX_FILES:
         raise ToolFailure(

@@ -128,7 +128,10 @@ class _BeginPatchParser:
             at_end = True
             self._at += 1
         if not body.added and not body.removed:
-            raise invalid_patch(f"Hunk {number} of {quote(path)} changes nothing.")
+            raise invalid_patch(
+                f"Hunk {number} of {quote(path)} changes nothing. Write '-' before each line to "
+                "remove, and '+' before each line to add."
+            )
         return Hunk(
             f"hunk {number}",
             b"".join(body.old_lines),
