@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from playwright.async_api import Page, expect
 
+from evoclaw.core.genome import CONFIGURED
 from evoclaw.core.messages import JSON
 from evoclaw.evolution.candidates import STAGES, Stage
 from evoclaw.evolution.evaluation import wilson
@@ -174,6 +175,17 @@ async def test_an_evaluation_is_started_and_its_score_is_shown(looker: Looker) -
     assert await looker.barriers() == []
     await page.set_viewport_size({"width": PHONE["width"], "height": PHONE["height"]})
     assert await looker.overflow() <= 0
+
+
+async def test_an_evaluation_without_the_rates_of_cases_shows_its_total(looker: Looker) -> None:
+    async with lineage_of(looker.house) as lineage:
+        total = msgspec.to_builtins(wilson(7, 9))
+        await lineage.add_evaluation("evoclaw", CONFIGURED, total, by="edge")
+    await looker.enter("evolution", "evoclaw")
+    results = looker.page.get_by_role("region", name="results of evaluations")
+    row = results.get_by_role("row").filter(has_text="7 of 9")
+    await expect(row).to_contain_text("–")
+    await expect(row).not_to_contain_text("case")
 
 
 async def test_a_running_evaluation_shows_its_progress_and_is_cancelled(looker: Looker) -> None:

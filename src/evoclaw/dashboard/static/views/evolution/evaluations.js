@@ -129,6 +129,11 @@ export class EvaluationForm {
 export const resultTable = (results) => table("results of evaluations", COLUMNS,
   results.slice(-100).reverse());
 
+/** @param {[string, Api.Rate][]} cases none if the lineage has only the total */
+const casesOf = (cases) => cases.length === 0 ? "–" : fold(some(cases.length, "case"),
+  () => h("ul", null, cases.map(([name, rate]) => h("li", null,
+    `${name}: ${rate.passed} of ${rate.attempts}`))));
+
 /** @type {Column<Api.EvaluationResult>[]} */
 const COLUMNS = [
   { title: "When", main: true, cell: (one) => [when(one.at), ` by ${one.by}`] },
@@ -139,7 +144,5 @@ const COLUMNS = [
   { title: "Coverage", number: true, cell: (one) => (one.coverage === null ? "executed"
     : percent(one.coverage)) },
   { title: "Cost", number: true, cell: (one) => money(one.cost) },
-  { title: "Cases", cell: (one) => fold(some(Object.keys(one.cases).length, "case"),
-    () => h("ul", null, Object.entries(one.cases).map(([name, rate]) => h("li", null,
-      `${name}: ${rate.passed} of ${rate.attempts}`)))) },
+  { title: "Cases", cell: ({ cases }) => casesOf(Object.entries(cases)) },
 ];
