@@ -53,7 +53,7 @@ def measure_peer(
     results: Results,
     tell: Callable[[str, Row], None],
 ) -> None:
-    """Every task that the framework can do and that is not stored yet."""
+    """Run these tasks."""
     if shutil.which("bwrap") is None:
         raise CannotMeasure("its commands need a sandbox; install bubblewrap")
     python = environment(f"{framework.package}-tasks", list(framework.packages))
@@ -61,10 +61,9 @@ def measure_peer(
     about = results.peer(framework.name, model.name)
     about["version"] = version_of(Subject(framework.name, python, script), framework.package)
     for task in tasks:
-        if task.for_peers and not results.is_known(about["tasks"], task.name, task.digest()):
-            row = run_task([str(python), "-P", str(script)], model, task, folder)
-            results.store(about["tasks"], task.name, row)
-            tell(task.name, row)
+        row = run_task([str(python), "-P", str(script)], model, task, folder)
+        results.store(about["tasks"], task.name, row)
+        tell(task.name, row)
 
 
 def run_task(command: list[str], model: MeasuredModel, task: Task, folder: Path) -> Row:

@@ -129,12 +129,16 @@ def measure_peers(model: MeasuredModel, tasks: Sequence[Task], results: Results)
         print(f"{model.name}: the peers need a GGUF file", file=sys.stderr)
         return
     for framework in FRAMEWORKS:
-        lines = ProgressLines(
-            f"{framework.name} {model.name}", sum(task.for_peers for task in tasks)
-        )
+        rows = results.peer(framework.name, model.name)["tasks"]
+        missing = [
+            task
+            for task in tasks
+            if task.for_peers and not results.is_known(rows, task.name, task.digest())
+        ]
+        lines = ProgressLines(f"{framework.name} {model.name}", len(missing))
         with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as folder:
             try:
-                measure_peer(framework, model, tasks, Path(folder), results, lines.tell)
+                measure_peer(framework, model, missing, Path(folder), results, lines.tell)
             except CannotMeasure as problem:
                 print(f"{framework.name} is not measured: {problem}", file=sys.stderr)
 
