@@ -219,7 +219,7 @@ def main() -> None:
     except KeyboardInterrupt:
         print("interrupted: the same command continues here", file=sys.stderr)
     if options.results == RESULTS:
-        PAGE.write_text(page(results.found))
+        PAGE.write_text(page(Results().found))  # as stored: in memory, new rows come last
     print(json.dumps(summary(results.found)), flush=True)
 
 
