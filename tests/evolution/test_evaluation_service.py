@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from evoclaw.core.agent import LoopSettings
@@ -17,7 +18,7 @@ from evoclaw.core.messages import user
 from evoclaw.core.ports import Ports
 from evoclaw.core.state import new_run
 from evoclaw.evolution.cases import CaseFile, CaseFolder
-from evoclaw.evolution.evaluation import CaseRun, OpenRun
+from evoclaw.evolution.evaluation import CaseRun, OpenRun, wilson
 from evoclaw.evolution.evaluation_service import (
     EVALUATION_KEY,
     BackgroundEvaluation,
@@ -145,10 +146,11 @@ async def test_a_result_in_the_lineage_counts_though_the_process_died_before_it_
 ) -> None:
     async with process(place, tmp_path) as first:
         id = await first.start()
-        scores = {EVALUATION_KEY: id, "passed": 1, "attempts": 1}
+        scores = {EVALUATION_KEY: id, **msgspec.to_builtins(wilson(1, 2))}
         await first.lineage.add_evaluation("bob", CONFIGURED, scores, by="ann")
         found = await first.service.get("bob", id)
         assert (found.state, found.result, found.error) == (EvaluationState.COMPLETED, 1, "")
+        assert (found.done, found.passed) == (2, 1)  # not the counts that were stored last
 
 
 async def test_an_evaluation_that_cannot_run_fails_with_its_reason(

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.core.genome import Genome
 from evoclaw.evolution.cases import CaseFile, CaseFolder, Split, chosen_cases
-from evoclaw.evolution.evaluation import Attempt, OpenRun, evaluate, lineage_scores
+from evoclaw.evolution.evaluation import Attempt, OpenRun, Rate, evaluate, lineage_scores
 from evoclaw.evolution.lineage import GenomeLineage, GenomeNotFound
 from evoclaw.evolution.lineage_entries import LineageEntry, OnEntry, genome_of, ignore_entry
 from evoclaw.store.databases.database import StoreError
@@ -368,7 +368,9 @@ class EvaluationService:
         elif order == "stop":
             active.end(EvaluationState.INTERRUPTED, INTERRUPTED_TEXT)
 
-    def _view(self, stored: StoredEvaluation, results: Mapping[str, int]) -> BackgroundEvaluation:
+    def _view(
+        self, stored: StoredEvaluation, results: Mapping[str, LineageEntry]
+    ) -> BackgroundEvaluation:
         """What is known of an evaluation; the lineage decides whether it has a result."""
         active = self._active.get(stored.id)
         view = (
@@ -377,18 +379,26 @@ class EvaluationService:
         state = EvaluationState(stored.state)
         if (result := results.get(stored.id)) is not None:
             ended = view.ended_at or stored.renewed
-            completed = EvaluationState.COMPLETED
-            return replace(view, state=completed, result=result, ended_at=ended, error="")
+            total = msgspec.convert(result.scores, Rate)
+            return replace(
+                view,
+                state=EvaluationState.COMPLETED,
+                done=total.attempts,  # the result is in the lineage before the last count is stored
+                passed=total.passed,
+                result=result.number,
+                ended_at=ended,
+                error="",
+            )
         if state is EvaluationState.RUNNING and not active and stored.renewed < self._lapsed():
             state = EvaluationState.INTERRUPTED
         interrupted = state is EvaluationState.INTERRUPTED
         return replace(view, state=state, error=INTERRUPTED_TEXT if interrupted else view.error)
 
 
-def _results(entries: Sequence[LineageEntry]) -> dict[str, int]:
-    """The numbers of the entries with results, by the ids of the evaluations."""
-    found = ((entry.scores.get(EVALUATION_KEY), entry.number) for entry in entries)
-    return {id: number for id, number in found if isinstance(id, str)}
+def _results(entries: Sequence[LineageEntry]) -> dict[str, LineageEntry]:
+    """The entries with results, by the ids of the evaluations."""
+    found = ((entry.scores.get(EVALUATION_KEY), entry) for entry in entries)
+    return {id: entry for id, entry in found if isinstance(id, str)}
 
 
 def _ended(active: _Active, now: float) -> BackgroundEvaluation:
