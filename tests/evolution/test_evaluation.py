@@ -96,7 +96,7 @@ async def test_an_error_of_one_genome_ends_the_runs_of_the_other_before_it_is_ra
         started.set()
         try:
             await asyncio.Event().wait()
-            raise AssertionError("nobody sets the event")
+            raise AssertionError("the event is never set")
             yield
         finally:
             ended.append(case.name)

@@ -32,7 +32,7 @@ async def test_a_rating_is_replaced_forgotten_with_its_session_and_kept_from_oth
 async def test_the_ratings_of_many_runs_are_read_together(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evoclaw.store.sessions.ratings.MAX_IDS", 2)
+    monkeypatch.setattr("evoclaw.store.databases.database.MAX_IDS", 2)
     database = await place.open(SCHEMA)
     try:
         ratings = RatingStore(database)

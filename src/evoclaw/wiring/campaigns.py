@@ -193,7 +193,7 @@ async def open_campaign_parts(env: Mapping[str, str]) -> AsyncGenerator[Campaign
     from evoclaw.providers.http import Http
     from evoclaw.providers.registry import find_model
     from evoclaw.wiring.agents import defined_agents
-    from evoclaw.wiring.evolution import signed_lineage
+    from evoclaw.wiring.evolution import checked_lineage
     from evoclaw.wiring.governance import open_governance
     from evoclaw.wiring.settings import orchestrator_settings, provider_options
     from evoclaw.wiring.store import all_schemas, connect_database
@@ -211,7 +211,7 @@ async def open_campaign_parts(env: Mapping[str, str]) -> AsyncGenerator[Campaign
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="evoclaw-evolve-")))
         toolbox = await stack.enter_async_context(open_toolbox(folder, env, key="evolve"))
         agents = defined_agents(env)
-        lineage = signed_lineage(
+        lineage = checked_lineage(
             database, default_data_folder(env), agents, toolbox.skill_registry, default
         )
         yield CampaignParts(

@@ -42,11 +42,13 @@ def case_folder(env: Mapping[str, str]) -> CaseFolder:
 @asynccontextmanager
 async def open_lineage(env: Mapping[str, str]) -> AsyncGenerator[GenomeLineage]:
     """The lineages in the store, beside a service that may use them."""
+    from evoclaw.config.paths import default_data_folder
     from evoclaw.store.genomes import SCHEMA
+    from evoclaw.wiring.evolution import signed_lineage
     from evoclaw.wiring.store import connect_database
 
     async with connect_database(env, SCHEMA) as database:
-        yield _lineage(database, env)
+        yield signed_lineage(database, default_data_folder(env))
 
 
 @asynccontextmanager
@@ -57,29 +59,18 @@ async def open_audited_lineage(
     from evoclaw.config.paths import default_data_folder
     from evoclaw.observe.audit.writer import serving_audit
     from evoclaw.store.genomes import SCHEMA
-    from evoclaw.wiring.evolution import lineage_audit
+    from evoclaw.wiring.evolution import lineage_audit, signed_lineage
     from evoclaw.wiring.settings import orchestrator_settings
     from evoclaw.wiring.store import connect_database
 
-    settings = orchestrator_settings(env).audit
+    settings, home = orchestrator_settings(env).audit, default_data_folder(env)
     async with (
-        serving_audit(default_data_folder(env), settings, env) as audit,
+        serving_audit(home, settings, env) as audit,
         connect_database(env, SCHEMA) as database,
     ):
         if audit is not None and audit.failing:
             raise ConfigError(f"nothing is decided while the audit fails: {audit.failing}")
-        yield _lineage(database, env), lineage_audit(database, audit)
-
-
-def _lineage(database: Database, env: Mapping[str, str]) -> GenomeLineage:
-    from evoclaw.config.paths import default_data_folder
-    from evoclaw.evolution.lineage import GenomeLineage
-    from evoclaw.store.genomes import GenomeStore
-    from evoclaw.trust.receipts import DeviceKey
-    from evoclaw.wiring.receipts import DEVICE_KEY_FILE
-
-    key = DeviceKey.load_or_create(default_data_folder(env) / DEVICE_KEY_FILE)
-    return GenomeLineage(GenomeStore(database), key.public_key, key.sign_genome)
+        yield signed_lineage(database, home), lineage_audit(database, audit)
 
 
 async def genome_for_run(env: Mapping[str, str], version: int | None, digest: str = "") -> Genome:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,23 +24,34 @@ def genome_lineage(
 ) -> GenomeLineage:
     """The lineages in the database of a service."""
     registry, default = run_factory.toolbox.skill_registry, run_factory.providers.default
-    return signed_lineage(database, home, agents, registry, default)
+    return checked_lineage(database, home, agents, registry, default)
 
 
 def signed_lineage(
+    database: Database,
+    home: Path,
+    check: Callable[[str, Genome], None] = lambda agent, genome: None,
+) -> GenomeLineage:
+    """The lineages in a database; new entries are signed with the key of this machine."""
+    from evoclaw.evolution.lineage import GenomeLineage
+    from evoclaw.store.genomes import GenomeStore
+    from evoclaw.trust.receipts import DeviceKey
+    from evoclaw.wiring.receipts import DEVICE_KEY_FILE
+
+    key = DeviceKey.load_or_create(home / DEVICE_KEY_FILE)
+    return GenomeLineage(GenomeStore(database), key.public_key, key.sign_genome, check=check)
+
+
+def checked_lineage(
     database: Database,
     home: Path,
     agents: Mapping[str, Agent],
     registry: SkillRegistry,
     default_model: str,
 ) -> GenomeLineage:
-    """The lineages in a database; new entries are signed with the key of this machine."""
+    """The lineages in a database; a new genome must be one that its agent may have."""
     from evoclaw.core.errors import AgentNotFound
-    from evoclaw.evolution.lineage import GenomeLineage
     from evoclaw.orchestrator.agents.tuning import check_genome
-    from evoclaw.store.genomes import GenomeStore
-    from evoclaw.trust.receipts import DeviceKey
-    from evoclaw.wiring.receipts import DEVICE_KEY_FILE
 
     def check(name: str, genome: Genome) -> None:
         agent = agents.get(name)
@@ -49,8 +60,7 @@ def signed_lineage(
         skills = [skill.name for skill in registry.skills()]
         check_genome(agent, genome, skills=skills, default_model=default_model)
 
-    key = DeviceKey.load_or_create(home / DEVICE_KEY_FILE)
-    return GenomeLineage(GenomeStore(database), key.public_key, key.sign_genome, check=check)
+    return signed_lineage(database, home, check)
 
 
 def lineage_audit(database: Database, audit: Audit | None) -> LineageAudit:

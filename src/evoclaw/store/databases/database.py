@@ -13,6 +13,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -28,6 +29,8 @@ T = TypeVar("T")
 Dialect = Literal["sqlite", "postgres"]
 NO_LIMIT = (1 << 63) - 1
 """The value for "no limit": not every database takes a negative one for that."""
+MAX_IDS = 500
+"""In one statement."""
 
 
 class StoreError(EvoClawError):
@@ -248,6 +251,30 @@ class Schema(Struct, frozen=True):
     def application_id(self) -> int:
         """The SQLite application id, which tells a file of this kind from any other."""
         return zlib.crc32(self.name.encode()) & 0x7FFFFFFF
+
+
+async def rows_of_ids(
+    database: Database, statement: str, values: Sequence[Any], ids: Sequence[str]
+) -> list[Any]:
+    """The rows of a statement with `IN ({ids})`, in several reads if there are many.
+
+    Args:
+        database: Where to read.
+        statement: The statement, with `{ids}` once, after the places of the other values.
+        values: The other values.
+        ids: What `{ids}` stands for.
+    """
+    rows: list[Any] = []
+    for at in range(0, len(ids), MAX_IDS):
+        some = ids[at : at + MAX_IDS]
+        rows += await database.read(
+            partial(_rows, statement.format(ids=", ".join("?" * len(some))), (*values, *some))
+        )
+    return rows
+
+
+def _rows(statement: str, values: Sequence[Any], connection: Connection) -> list[Any]:
+    return connection.execute(statement, values).fetchall()
 
 
 def add_checksum(data: bytes) -> bytes:

@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from evoclaw.core.events import StopReason
-from evoclaw.store.databases.database import Connection, Database, open_blob
+from evoclaw.store.databases.database import Connection, Database, open_blob, rows_of_ids
 from evoclaw.store.metrics.fold import RunFold
 from evoclaw.store.metrics.tables import CALLS, HOPS, RUNS, TABLES, CallRow, EdgeCallRow, RunRow
 from evoclaw.store.sessions.sessions import SessionStore
@@ -27,8 +27,6 @@ WRITE_BATCH_ROWS = 200
 """Runs and calls that are written in one transaction, for the same reason."""
 MAX_OPEN_FOLDS = 1_000
 """Runs in progress whose folds are kept in memory."""
-MAX_IDS = 500
-"""In one statement."""
 RUNNING = "running"
 _FACTS = (
     "r.id, r.stop, r.turns, r.began_at, r.ended_at, r.parent_run, "
@@ -73,7 +71,7 @@ SELECT {_RUN_COLUMNS} FROM {RUNS}
 WHERE tenant = ? AND agent = ? AND genome = ? AND at >= ? AND at < ? ORDER BY at{{order}} LIMIT ?
 """
 _DENIED_OF = f"""
-SELECT run_id, count(*) FROM {CALLS} WHERE tenant = ? AND denied <> 0 AND run_id IN ({{runs}})
+SELECT run_id, count(*) FROM {CALLS} WHERE tenant = ? AND denied <> 0 AND run_id IN ({{ids}})
 GROUP BY run_id
 """
 _QUEUED = "SELECT count(*) FROM runs WHERE stop IS NULL AND epoch = 0"
@@ -170,11 +168,8 @@ class MetricsStore:
         statement = _RUNS_WITH.format(order=" DESC" if newest else "")
         values = (window.tenant, window.agent, genome, window.since, window.until, limit)
         runs = [RunRow(*row) for row in await self._read(statement, values)]
-        denied: dict[str, int] = {}
-        for at in range(0, len(runs), MAX_IDS):
-            ids = [run.run_id for run in runs[at : at + MAX_IDS]]
-            counted = _DENIED_OF.format(runs=", ".join("?" * len(ids)))
-            denied |= dict(await self._read(counted, (window.tenant, *ids)))
+        ids = [run.run_id for run in runs]
+        denied = dict(await rows_of_ids(self._database, _DENIED_OF, (window.tenant,), ids))
         return [(run, denied.get(run.run_id, 0)) for run in runs]
 
     async def edge_calls(self, window: MetricsWindow) -> tuple[list[RunRow], list[EdgeCallRow]]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
 
-from evoclaw.store.databases.database import Connection, Database, Schema, open_blob, seal_blob
+from evoclaw.store.databases.database import Database, Schema, open_blob, rows_of_ids, seal_blob
 
 SCHEMA = Schema(
     "rating store",
@@ -30,9 +28,7 @@ INSERT INTO run_ratings (tenant, run_id, session_id, rating) VALUES (?, ?, ?, ?)
 ON CONFLICT (tenant, run_id) DO UPDATE SET rating = excluded.rating
 """
 GET_RATING = "SELECT rating FROM run_ratings WHERE tenant = ? AND run_id = ?"
-GET_RATINGS = "SELECT run_id, rating FROM run_ratings WHERE tenant = ? AND run_id IN ({})"
-MAX_IDS = 500
-"""In one statement."""
+GET_RATINGS = "SELECT run_id, rating FROM run_ratings WHERE tenant = ? AND run_id IN ({ids})"
 FORGET_SESSION = "DELETE FROM run_ratings WHERE tenant = ? AND session_id = ?"
 
 
@@ -56,18 +52,9 @@ class RatingStore:
 
     async def of_runs(self, tenant: str, run_ids: Sequence[str]) -> dict[str, bytes]:
         """The ratings of those of the runs that have one."""
-        found: dict[str, bytes] = {}
-        for at in range(0, len(run_ids), MAX_IDS):
-            ids = run_ids[at : at + MAX_IDS]
-            rows = await self._database.read(partial(_ratings, tenant=tenant, run_ids=ids))
-            found |= {run_id: open_blob(self._database, rating) for run_id, rating in rows}
-        return found
+        rows = await rows_of_ids(self._database, GET_RATINGS, (tenant,), run_ids)
+        return {run_id: open_blob(self._database, rating) for run_id, rating in rows}
 
     async def forget(self, tenant: str, session_id: str) -> None:
         """Delete the ratings of the runs of a session."""
         await self._database.write(lambda c: c.execute(FORGET_SESSION, (tenant, session_id)))
-
-
-def _ratings(connection: Connection, *, tenant: str, run_ids: Sequence[str]) -> list[Any]:
-    statement = GET_RATINGS.format(", ".join("?" * len(run_ids)))
-    return connection.execute(statement, (tenant, *run_ids)).fetchall()

@@ -98,7 +98,7 @@ async def _step(ops: FileOps, change: FileChange, budget: HunkSearchBudget) -> _
     if change.action is Action.ADD:
         await _refuse_existing(ops, change.path)
         return _FileStep(change, None, b"".join(hunk.new for hunk in change.hunks), notes)
-    before = await _content(ops, change.path)
+    before = await _content(ops, change)
     if change.action is Action.DELETE and not change.hunks_cover_file:
         return _FileStep(change, before, None)
     if change.target:
@@ -134,11 +134,12 @@ async def _refuse_existing(ops: FileOps, path: str) -> None:
     )
 
 
-async def _content(ops: FileOps, path: str) -> bytes:
+async def _content(ops: FileOps, change: FileChange) -> bytes:
+    path = change.path
     try:
         about = await ops.stat(path)
     except ToolFailure as problem:
-        if problem.kind is not ErrorKind.NOT_FOUND:
+        if problem.kind is not ErrorKind.NOT_FOUND or change.action is not Action.UPDATE:
             raise
         raise ToolFailure(
             problem.kind,
