@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from importlib import import_module
@@ -30,6 +31,10 @@ for _room in (
     ROOMS[_room] = "process"
 
 register_profiles()
+
+# `make test &` in a script ignores Ctrl-C, and every process started here would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test talks to strangers. To read the certificates of everybody they might trust takes each
 # process a tenth of a second.
