@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from importlib.resources import files
 
-from playwright.async_api import ConsoleMessage, Error, Locator, Page, Request, expect
+from playwright.async_api import ConsoleMessage, Error, Locator, Page, Request, Route, expect
 
 from evoclaw.core.messages import JSON
 from tests.page.house import House
@@ -62,6 +63,18 @@ class Looker:
         address = "/".join((view, *args))
         await self.page.evaluate("address => { location.hash = `#/${address}`; }", address)
         await expect(self.page.locator("main h1")).to_be_visible()
+
+    async def hold_back(self, *addresses: str) -> asyncio.Event:
+        """Answer requests to some addresses only when the event is set."""
+        released = asyncio.Event()
+
+        async def answered_late(route: Route) -> None:
+            await released.wait()
+            await route.continue_()
+
+        for address in addresses:
+            await self.page.route(address, answered_late)
+        return released
 
     def button(self, name: str) -> Locator:
         """A button by its words."""

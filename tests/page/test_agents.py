@@ -73,7 +73,10 @@ async def test_an_agent_is_created_run_edited_and_deleted_and_each_takes_effect(
     await expect(history).to_contain_text("say bread")
     assert settings.read_text().startswith(before.rstrip())  # the rest of the file stays
 
+    loaded = await looker.hold_back("**/v1/agents/cook/definition")
+    await page.reload()
     await looker.button("Delete agent cook").click()
+    loaded.set()
     await page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     await expect(page.get_by_role("table", name="agents")).to_be_visible()
     await expect(page.get_by_role("link", name="cook", exact=True)).to_have_count(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from playwright.async_api import Route, expect
+from playwright.async_api import expect
 
 from evoclaw.core.messages import JSON
 from tests.page.looking import VIEWS, Looker
@@ -103,14 +103,7 @@ async def test_views_that_are_left_while_they_load_release_their_timers(looker: 
         await looker.go(view)
     before = await held(looker)
 
-    leaving = asyncio.Event()
-
-    async def answered_late(route: Route) -> None:
-        await leaving.wait()
-        await route.continue_()
-
-    await looker.page.route("**/v1/agents*", answered_late)
-    await looker.page.route("**/v1/workflows*", answered_late)
+    leaving = await looker.hold_back("**/v1/agents*", "**/v1/workflows*")
     for view in ("agents", "workflows", "metrics"):
         await looker.go(view)
     await looker.go("audit")
@@ -128,17 +121,19 @@ async def test_waiting_to_reconnect_leaves_no_listener_on_its_signal(looker: Loo
 
 async def test_sessions_that_are_opened_one_after_another_do_not_add_up(looker: Looker) -> None:
     house = looker.house
-    sessions: list[str] = []
-    for text in ("one", "two"):
-        run = await start_run(house.client, f"say session {text}")
-        sessions.append((await wait_for_state(house.client, run))["session_id"])
+    sessions: dict[str, str] = {}
+    for text in ("session one", "session two"):
+        run = await start_run(house.client, f"say {text}")
+        sessions[(await wait_for_state(house.client, run))["session_id"]] = text
     await looker.page.add_init_script(COUNTING)
     await looker.enter("chat")
     counts: list[JSON] = []
     for _ in range(3):
-        for session in sessions:
+        for session, text in sessions.items():
             await looker.page.locator(f"a[href='#/chat/{session}']").click()
-            await expect(looker.page.get_by_role("log")).to_contain_text("session ")
+            await expect(looker.page.get_by_role("log")).to_contain_text(text)
             await expect(looker.page.locator("[aria-busy=true]")).to_have_count(0)
+            # The last thing that an opened session starts is the timer for its relative times.
+            await looker.page.wait_for_function("held().intervals === 1")
         counts.append(await looker.page.evaluate("held()"))
     assert counts[1] == counts[2]

@@ -162,9 +162,32 @@ async def test_a_workflow_is_created_corrected_edited_and_deleted(looker: Looker
     await looker.go("workflows", "daily")
     await looker.button("Delete workflow daily").click()
     await page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    await expect(page.locator(".toast", has_text="Deleted workflow daily")).to_be_visible()
     await expect(page.get_by_role("link", name="daily", exact=True)).to_have_count(0)
     assert not (looker.house.up.home / "workflows" / "daily.toml").exists()
     looker.complaints.clear()
+
+
+async def test_a_workflow_is_scheduled_and_deleted_although_its_definition_is_still_loading(
+    looker: Looker, flow: FlowFile
+) -> None:
+    page = looker.page
+    loaded = await looker.hold_back("**/v1/workflows/greet/definition")
+    await looker.enter("workflows", "greet")
+    await page.get_by_label("Cron", exact=False).first.fill("0 7 * * 1-5")
+    await page.get_by_label("Inputs for each scheduled run").fill('{"who": "Ann"}')
+    await looker.button("Save the schedule").click()
+    loaded.set()
+    await expect(page.get_by_text("0 7 * * 1-5")).to_be_visible()
+    assert "schedule" in flow.read()
+
+    loaded.clear()
+    await page.reload()
+    await looker.button("Delete workflow greet").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    loaded.set()
+    await expect(page.locator(".toast", has_text="Deleted workflow greet")).to_be_visible()
+    assert not flow.path.exists()
 
 
 async def test_a_broken_file_is_shown_with_its_problem_and_corrected(

@@ -26,6 +26,9 @@ export class DefinitionEditor {
     this.options = options;
     this.sha256 = "";
     this.loaded = "";
+    /** @type {Promise<unknown>} */
+    this.loading = Promise.resolve(null);
+    this.isMissing = false;
     this.element = h("div", { class: "definition" });
     this.area = h("textarea", { class: "mono definition-text", rows: "16", spellcheck: "false",
       autocapitalize: "off", autocomplete: "off", wrap: "off",
@@ -39,11 +42,26 @@ export class DefinitionEditor {
     return this.area.value !== this.loaded;
   }
 
+  /** The digest of the stored text, once it is loaded. */
+  async digest() {
+    await this.loading;
+    if (this.sha256) return this.sha256;
+    const { what } = this.options;
+    throw new Error(this.isMissing ? `There is no stored definition of ${what}.`
+      : `The definition of ${what} is not loaded. Reload the page and try again.`);
+  }
+
   /**
    * Show the stored text, or the template of a new definition.
    * @returns {Promise<unknown>}
    */
-  async load() {
+  load() {
+    this.loading = this.loadText();
+    return this.loading;
+  }
+
+  /** @returns {Promise<unknown>} */
+  async loadText() {
     const { path, template, signal, missing } = this.options;
     if (!may("admin")) {
       return replace(this.element,
@@ -55,7 +73,8 @@ export class DefinitionEditor {
       return this.use(found, template === undefined);
     } catch (cause) {
       if (cause.name === "AbortError" || signal.aborted) return null;
-      if (cause.status === 404 && missing) return replace(this.element, missing());
+      this.isMissing = cause.status === 404;
+      if (this.isMissing && missing) return replace(this.element, missing());
       return replace(this.element, failed(cause, () => this.load()));
     }
   }

@@ -129,13 +129,12 @@ function builtIn(name, create) {
 
 /** @param {string} name @param {string} path @param {DefinitionEditor} editor */
 async function remove(name, path, editor) {
-  if (!editor.sha256) return toast(`${name} is not in the settings file.`, "bad");
+  const sha256 = await editor.digest();
   const sure = await confirmed(`Delete the agent ${name}?`, "It is removed from the settings file. "
     + "Its sessions and runs are kept. Requests that name no agent go to the first one left.",
   { action: "Delete" });
-  if (sure === null) return null;
-  await del(path, { sha256: editor.sha256 });
+  if (sure === null) return;
+  await del(path, { sha256 });
   toast(`Deleted agent ${name}`);
   location.hash = "#/agents";
-  return null;
 }

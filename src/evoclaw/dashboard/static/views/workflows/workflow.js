@@ -112,9 +112,10 @@ function schedule(flow, path, editor, draw) {
     event.preventDefault();
     return busy(save, async () => {
       if (editor.changed) throw new Error("Save or discard your changes to the definition first.");
-      const saved = await put(`${path}/schedule`, { sha256: editor.sha256, cron: cron.value.trim(),
-        every_s: every.value ? Number(every.value) : null, timezone: zone.value.trim(),
-        inputs: hasInputs ? parsed(inputs.value) : null, enabled: enabled.checked });
+      const saved = await put(`${path}/schedule`, { sha256: await editor.digest(),
+        cron: cron.value.trim(), every_s: every.value ? Number(every.value) : null,
+        timezone: zone.value.trim(), inputs: hasInputs ? parsed(inputs.value) : null,
+        enabled: enabled.checked });
       editor.use(saved, true);
       toast("Saved the schedule");
       await draw();
@@ -161,7 +162,7 @@ async function remove(name, path, editor) {
   const sure = await confirmed(`Delete the workflow ${name}?`, "This deletes its file and its "
     + "schedule. Runs that have started continue, and stay in the history.", { action: "Delete" });
   if (sure === null) return;
-  await del(path, { sha256: editor.sha256 });
+  await del(path, { sha256: await editor.digest() });
   toast(`Deleted workflow ${name}`);
   location.hash = "#/workflows";
 }
