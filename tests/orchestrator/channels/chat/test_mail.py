@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from email.message import EmailMessage
 from pathlib import Path
 
@@ -13,7 +13,9 @@ from msgspec.structs import replace
 
 from evoclaw.core.messages import JSON
 from evoclaw.orchestrator.channels.chat.channel import ChatChannel
+from evoclaw.orchestrator.channels.chat.mail import MailAccount
 from evoclaw.orchestrator.channels.chat.mail_text import html_text, new_text, read_mail
+from evoclaw.orchestrator.channels.chat.messages import ConversationMessage
 from evoclaw.orchestrator.channels.chat.settings import MailboxSettings
 from evoclaw.orchestrator.channels.settings import ChannelSettings
 from evoclaw.providers.scripted import ScriptStep, says
@@ -81,6 +83,25 @@ async def test_a_mail_is_answered_in_its_thread(tmp_path: Path) -> None:
         assert len({run.session_id for run in runs}) == 1
         await until(lambda: imap.seen == {1, 2})
         assert [run.owner for run in runs] == ["ann", "ann"]
+
+
+async def test_the_position_in_a_mailbox_is_known_before_the_first_look(tmp_path: Path) -> None:
+    files = make_certificates(tmp_path)
+    async with fake_imap(files) as imap:
+        settings = MailboxSettings(
+            address="cook@home.test", imap_server="127.0.0.1", imap_port=imap.port,
+            smtp_server="127.0.0.1", ca_file=files.ca, user=USER, password_env="PASSWORD",
+        )  # fmt: skip
+        account = MailAccount(settings, PASSWORD)
+        imap.deliver("old")
+        async with aclosing(account.receive("")) as batches:
+            first = await anext(batches)
+        assert (first.events, first.cursor, imap.polls) == ((), "1/1", 0)
+        imap.deliver("came just before a crash")
+        async with aclosing(account.receive(first.cursor)) as batches:
+            assert not (await anext(batches)).events
+            (mail,) = (await anext(batches)).events
+        assert isinstance(mail, ConversationMessage) and mail.text == "came just before a crash"
 
 
 async def test_another_thread_is_another_session_and_old_mails_are_skipped(tmp_path: Path) -> None:

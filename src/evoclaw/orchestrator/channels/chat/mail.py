@@ -77,6 +77,8 @@ class MailAccount:
         connection = await self._imap(self._open)
         try:
             validity, last = await self._imap(partial(_start, connection, cursor))
+            # Stored before the first look: what comes from now on is answered, also after a crash.
+            yield ChatBatch((), f"{validity}/{last}")
             while True:
                 found = await self._imap(partial(_new_mails, connection, last))
                 events: list[ChatEvent] = []
