@@ -235,6 +235,26 @@ async def test_fault_38_remove_follows_no_symlink_and_removes_only_files(
         await files.remove("folder/iner.txt")
 
 
+async def test_a_missing_path_is_answered_with_where_a_file_of_its_name_is(tmp_path: Path) -> None:
+    for folder in ("ws/a/b", "ws/.hidden", "docs/deep"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name in ("ws/a/b/plan.txt", "ws/.hidden/plan.txt", "ws/plam.txt", "docs/deep/how.md"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "ws" / "away").symlink_to(tmp_path / "docs")
+    files = LocalFiles(tmp_path / "ws", readable=[tmp_path / "docs"])
+    for missing in ("plan.txt", "src/plan.txt", "./plan.txt"):
+        with pytest.raises(ToolFailure) as failure:
+            await files.stat(missing)
+        assert failure.value.message.endswith("Did you mean 'a/b/plan.txt'?"), missing
+    (tmp_path / "ws" / "a" / "b" / "plan.txt").unlink()
+    with pytest.raises(ToolFailure, match=r"Did you mean 'plam.txt'\?"):
+        await files.stat("plan.txt")
+    with pytest.raises(ToolFailure, match="List the folder"):
+        await files.stat("how.md")
+    with pytest.raises(ToolFailure, match=f"Did you mean '{tmp_path}/docs/deep/how.md'"):
+        await files.stat(str(tmp_path / "docs" / "how.md"))
+
+
 async def test_files_are_removed_only_in_writable_roots(tmp_path: Path) -> None:
     for name in ("ws", "docs"):
         (tmp_path / name).mkdir()

@@ -17,6 +17,9 @@ from evoclaw.core.ops import STATE_FOLDER
 from evoclaw.executors.beneath import OPEN_FOLDER_FLAGS, open_beneath
 
 MAX_PATH_BYTES = 4096
+MAX_SEARCHED_FOLDERS = 300
+"""For a file of the name that was not found."""
+MAX_SUGGESTED_PATHS = 3
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 INVALID_PATH_ERRNOS = (
     errno.ENOTDIR,
@@ -132,11 +135,39 @@ class Roots:
             os.close(descriptor)
 
     def near(self, place: LocatedPath) -> list[str]:
-        """Names like the one that was not found, in the same folder."""
+        """The paths that may have been meant: the same name below, or one like it in the folder."""
         folder, _, name = place.inside.rstrip("/").rpartition("/")
         if name.startswith(".") or place.root.file:
             # Such as .gitignore: looked for in every folder, not misspelt.
             return []
+        return self._same_name(place.root, name) or self._like(place, folder, name)
+
+    def _same_name(self, root: Root, name: str) -> list[str]:
+        """Where else in a root the name is, in the folders that are reached first."""
+        found: list[str] = []
+        try:
+            top = self.open(LocatedPath(root, ".", "."), OPEN_FOLDER_FLAGS)
+        except OSError:
+            return []
+        try:
+            device = os.fstat(top).st_dev
+            walk = os.fwalk(".", dir_fd=top, follow_symlinks=False)
+            for path, folders, files, opened in islice(walk, MAX_SEARCHED_FOLDERS):
+                if name in files or name in folders:
+                    found.append(posixpath.normpath(posixpath.join(path, name)))
+                is_mount = os.fstat(opened).st_dev != device
+                kept = () if is_mount else sorted(n for n in folders if not n.startswith("."))
+                folders[:] = kept
+        except OSError:  # a folder that was removed meanwhile: what was found until then
+            pass
+        finally:
+            os.close(top)
+        if root is not self.workspace:
+            found = [posixpath.join(root.path, path) for path in found]
+        return found[:MAX_SUGGESTED_PATHS]
+
+    def _like(self, place: LocatedPath, folder: str, name: str) -> list[str]:
+        """Names like this one, in the same folder."""
         # Imported here: an idle edge need not spend the memory.
         from difflib import get_close_matches
 
@@ -150,7 +181,7 @@ class Roots:
                 names = [entry.name for entry in islice(entries, 1000)]
         finally:
             os.close(descriptor)
-        found = get_close_matches(name, names, n=3)
+        found = get_close_matches(name, names, n=MAX_SUGGESTED_PATHS)
         return [posixpath.join(posixpath.dirname(place.shown), match) for match in found]
 
 
