@@ -306,6 +306,19 @@ def test_a_denial_gives_the_model_the_command_and_the_rule() -> None:
     assert isinstance(verdict, Deny) and "x y" in verdict.reason and "'r'" in verdict.reason
 
 
+def test_a_denied_path_is_named_also_if_it_may_only_be_below_a_folder() -> None:
+    policy = RulePolicy(shipped_rules(), workspace="/w", home="/home/me", resolver=None)
+    for command, could in (
+        ("echo x > .git/hooks/pre-commit", "write /w/.git/hooks/pre-commit."),
+        (r"find . -name '*.log' -exec mv {} logs/ \;", "write any file below /w."),
+        ("tar czf out.tgz ~", "read any file below /home/me."),
+        ("rm -r .git/hooks", "write /w/.git/hooks."),
+    ):
+        verdict = judge(policy, command)
+        assert isinstance(verdict, Deny)
+        assert verdict.reason.endswith(f" The call could {could}"), verdict.reason
+
+
 async def test_a_disabled_tool_is_denied_with_the_reason() -> None:
     status = ToolStatus({"web*": "no network here", "canvas": ""})
     fetch = Call("1", Tool("webfetch", "", {}, effect=Effect.READ), {}, "r", 1.0)

@@ -173,10 +173,19 @@ class CompiledRule:
             if hit > best[0] and self._programs is not None:
                 hit = min(hit, self._match_actor(effect.by, seen))
             if hit > best[0]:
-                best = hit, _shown(resolved)
+                best = hit, self._shown(resolved)
                 if hit is RuleMatch.YES:
                     break
         return best
+
+    def _shown(self, resolved: ResolvedPath) -> str:
+        effect, paths = resolved.effect, self._paths
+        path = effect.pattern.replace(chr(92), "") or "a path that is known only at run time"
+        if effect.tree and paths is not None and resolved.candidates is not None:
+            itself = max([paths.match(candidate, tree=False) for candidate in resolved.candidates])
+            if not itself:
+                path = f"any file below {path.removesuffix('/.')}"
+        return f"{effect.access.value} {path}"
 
     def _match_host(self, hosts: Sequence[HostEffect], seen: CallEffects) -> tuple[RuleMatch, str]:
         best, domains = _NO_MATCH, self._domains
@@ -250,12 +259,6 @@ class CompiledRule:
         if self._access is not None and resolved.effect.access is not self._access:
             return False
         return all(self._paths.contains(path) for path in resolved.candidates)
-
-
-def _shown(resolved: ResolvedPath) -> str:
-    effect = resolved.effect
-    path = effect.pattern.replace(chr(92), "") or "a path that is known only at run time"
-    return f"{effect.access.value} {path}"
 
 
 class RuleIndex:

@@ -139,6 +139,8 @@ class RulePolicy(Policy):
                 reason = (
                     rule.reason or f"the rule {rule.name!r} forbids it: {by}. {ALTERNATIVE_HINT}"
                 )
+                if rule.reason and compiled.looks_at_paths:
+                    reason += f" The call could {by}."
             else:
                 code, why = f"maybe:{rule.name}", f"{rule.name}: perhaps {by}"
                 people = f"the rule {rule.name} may match: {by}"
