@@ -66,6 +66,7 @@ FORMS = {
     "function by name": ('{"function": "read", "parameters": {"path": "note.txt"}}', ""),
     "tool": ('{"tool": "read", "arguments": {"path": "note.txt"}}', ""),
     "tool_calls": ('{"tool_calls": [{"id": "1", "function": ' + CALL + "}]}", ""),
+    "with a value in single quotes": (CALL.replace('"note.txt"', "'note.txt'"), ""),
     "prose before": (f"I will read the file.\n\n{CALL}", "I will read the file.\n\n"),
     "prose on the line": (f"I read it: {CALL}", "I read it: "),
     "prose after": (f"{CALL}\nThat is all.", "\nThat is all."),
@@ -77,6 +78,13 @@ FORMS = {
 def test_json_that_names_an_offered_tool_is_a_call_in_every_form_models_write(form: str) -> None:
     text, shown = FORMS[form]
     assert scan(text) == (shown, READS_NOTE)
+
+
+def test_a_value_in_single_quotes_may_have_quotes_of_both_kinds() -> None:
+    written = '{"name": "read", "arguments": {"path": \'{"it\\\'s": "a \\"b\\"\\n"}\'}}'
+    assert scan(written) == ("", [("read", {"path": '{"it\'s": "a "b"\n"}'})])
+    kept = CALL.replace("note", "it's 'one'")
+    assert scan(kept) == ("", [("read", {"path": "it's 'one'.txt"})])
 
 
 def test_several_objects_are_several_calls() -> None:

@@ -37,7 +37,8 @@ _KEY = re.compile(
 )
 _KEY_SO_FAR = re.compile(r'[\[\s]*(?:\{{1,2}\s*(?:"\w{0,10}(?:"\s*)?)?)?\Z')
 _ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:')
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.S)
+_STRING = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'", re.S)
+_BARE_QUOTE = re.compile(r'(?<!\\)"')
 _ESCAPE = re.compile(r"\\(.)", re.S)
 _BLANK_LINE = re.compile(r"\n[ \t]*\n")
 _LEFT_AFTER_CALL = " \t\r\n,}"
@@ -336,11 +337,14 @@ def calls_in(text: str) -> list[ScannedCall]:
 
 
 def _repaired(text: str) -> str:
-    """JSON with the escapes that models forget: of lone backslashes and of line breaks."""
+    """JSON with the escapes that models forget: of lone backslashes, line breaks and quotes."""
     return _STRING.sub(lambda found: _escaped(found.group()), text)
 
 
 def _escaped(string: str) -> str:
+    if string.startswith("'"):
+        inner = string[1:-1].replace("\\'", "'")
+        string = '"' + _BARE_QUOTE.sub(r'\\"', inner) + '"'
     string = _ESCAPE.sub(
         lambda found: found.group() if found[1] in '"\\/bfnrtu' else f"\\{found.group()}", string
     )
