@@ -12,7 +12,7 @@ from pathlib import Path
 from evoclaw.core.events import RunFinished
 from evoclaw.wiring.record_key import open_recording
 from tests.support.command_line import Shell, reply, shell
-from tests.support.llm_servers import whole
+from tests.support.llm_servers import serving, whole
 from tests.support.web_pages import serve_pages
 
 HAS_HOST_NAME = Path("/etc/hostname").is_file()
@@ -65,6 +65,26 @@ async def test_a_call_that_the_model_writes_as_text_is_executed_and_not_shown(
     assert (asked["calls"][0]["name"], asked["recovered"]) == ("read", True)
     assert "hello" in json.dumps([event for event in events if event.get("result")])
     assert '"arguments' not in ran.err
+
+
+async def test_a_small_model_is_offered_few_tools_unless_the_user_names_others(
+    tmp_path: Path,
+) -> None:
+    def offers(level: str, *named: str) -> tuple[str, ...]:
+        return ("run", level, *named, "Sort names.txt.")
+
+    runs = (
+        (offers("--yes"), "no others: read, bash, skill, answer."),
+        (offers("--yes", "--tools", "write,glob"), "no others: write, glob, answer."),
+        (offers("--read-only"), "no others: read, glob, grep, "),
+    )
+    (tmp_path / "work").mkdir()
+    async with serving(reply("Sorted.")) as server:
+        env = {"LLAMACPP_BASE_URL": server.url, "EVOCLAW_MODEL": "llamacpp/qwen2.5-coder-1.5b"}
+        here = Shell(tmp_path, tmp_path / "work", env)
+        for arguments, expected in runs:
+            assert (await here.type(*arguments)).code == 0
+            assert expected in server.requests[-1].body.decode(), arguments
 
 
 async def test_calls_in_text_can_be_switched_off(tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ def test_a_value_that_is_not_allowed_is_refused_with_what_it_must_be(key: str, v
 
 def test_a_tool_prompt_has_the_tools_once_and_may_have_any_braces_that_are_no_placeholder() -> None:
     text = 'Of {names}:\n{tools}\nWrite {"name": "x", "arguments": {}} like {example}; {answer}.'
+    text += "{shell_examples}"
     assert patched({"tool_prompt": text}).tool_prompt == text
     assert patched({"tool_prompt": "{tools}" + "x" * 3_993}).digest
     assert patched({"tool_prompt": ""}) == patched({"tool_prompt": None}) == CONFIGURED

@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 from tests.support.up_process import PATIENCE, UpProcess, up_process
 
 ROOT = Path(__file__).parents[2]
@@ -107,15 +105,6 @@ async def test_the_readme_commands_print_what_the_readme_shows(tmp_path: Path) -
         for line in commands["evoclaw up"]:
             assert re.sub(r"127\.0\.0\.1:\d+", "HOST", line) in printed
         assert await up.stop() == 0
-
-
-@pytest.mark.real_llm
-async def test_the_embedded_model_answers_as_the_readme_shows(tmp_path: Path) -> None:
-    command, output = next((c, o) for c, o in shown() if "--model embedded" in c)
-    async with up_process(tmp_path) as up:
-        up.workspace.joinpath("note.txt").write_text("The door code is 4711.\n")
-        ran = await typed(up, command)
-    assert sorted([*ran.err.splitlines()[:-1], ran.out.strip()]) == sorted(output)
 
 
 def test_every_other_command_of_the_readme_installs_or_belongs_to_a_clone() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from evoclaw.core.agent import Agent
+from evoclaw.core.bound_tools import BoundTool
 from evoclaw.core.calls import prepare
 from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.messages import ErrorKind, ToolCall
@@ -18,7 +20,10 @@ from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.permissions import PermittedTools
 from evoclaw.orchestrator.agents.offer_steps import AgentSkills, AgentTools
 from evoclaw.skills.registry import SkillRegistry
+from evoclaw.tools.catalogue import load
 from evoclaw.tools.define import tool
+from evoclaw.tools.fake import FakeOps
+from evoclaw.wiring.model_tools import model_steps
 from tests.support.skills import guide, write_skill
 
 
@@ -66,6 +71,22 @@ def test_offered_tools_are_limited_by_capabilities_and_the_tool_list() -> None:
     assert names(Agent("a", "", capabilities=reads, tools=frozenset({"look", "act"}))) == ["look"]
     assert names(Agent("a", "", capabilities=frozenset({"*"}), tools=frozenset())) == []
     assert names(Agent("a", "")) == []
+
+
+def test_a_small_model_is_offered_few_built_in_tools_and_all_others() -> None:
+    def offered_to(model: str, tools: Sequence[BoundTool], named: frozenset[str] | None) -> str:
+        routes = [LocalExecutor(tools, files=FakeOps(), exec=FakeOps())]
+        return " ".join(t.name for t in Pipeline(routes, model_steps(model, named)).tools())
+
+    built_in = load(["read", "write", "grep", "bash"])
+    assert offered_to("ollama/qwen2.5-coder:1.5b", (*built_in, look), None) == "read bash look"
+    assert offered_to("embedded/smollm2-135m", (*built_in, look), None) == "read look"
+    everything = "read write grep bash look"
+    assert offered_to("openai/gpt-5", (*built_in, look), None) == everything
+    named = frozenset({"write"})
+    assert offered_to("ollama/qwen2.5-coder:1.5b", (*built_in, look), named) == everything
+    reads = load(["read", "grep"])
+    assert offered_to("ollama/qwen2.5-coder:1.5b", reads, None) == "read grep", "without its shell"
 
 
 async def test_a_tool_that_is_not_offered_cannot_be_executed() -> None:

@@ -402,6 +402,16 @@ async def test_the_example_of_a_json_call_is_one_of_an_offered_tool() -> None:
     assert "no others: list, answer." in sent
 
 
+async def test_a_model_that_is_offered_bash_sees_requests_that_one_command_solves() -> None:
+    bash = Tool("bash", "Run a command.", {"type": "object"})
+    sent = await told("json", "", bash, LIST_OF_PATH)
+    assert "Request: In all .c files, write teh as the.\n```json\n" in sent
+    assert """"command":"sed -i 's/teh/the/g' *.c""" in sent
+    assert "{shell_examples}" not in sent and "Request:" not in await told("json")
+    assert (await told("json", "{tools} {answer}", bash)).endswith("} answer")
+    assert "sed -i" in await told("json", "{tools} {answer}{shell_examples}", bash)
+
+
 async def test_the_request_is_repeated_after_the_results_of_each_turn() -> None:
     two = JSON_CALL.replace("```json\n", "```json\n[", 1).replace("}}", "}}, ", 1)
     two = two.replace("\n```", '{"name": "list", "arguments": {"path": "b"}}]\n```')

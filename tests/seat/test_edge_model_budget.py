@@ -18,6 +18,21 @@ REPLY_TOKENS = 15
 """What the model server reports for each reply."""
 
 
+async def test_a_small_model_of_an_edge_is_offered_few_tools(tmp_path: Path) -> None:
+    async with seat(tmp_path, SETTINGS + FLOW_OFF) as here:
+        edge = await here.join("garage", toml='\n[model]\nname = "llamacpp/qwen2.5-coder-0.5b"\n')
+        edge.shell.env["LLAMACPP_BASE_URL"] = here.up.models.env["VLLM_BASE_URL"]
+        await edge.start()
+        await here.wait_online("garage")
+        query = json.dumps({"agent_id": "garage", "query": "say hello"})
+        here.up.models.scripts["ask"] = f"call edge_call {query}\nsay Done."
+        here.up.models.scripts["say hello"] = "say hello"
+        client = await here.up.wait_ready()
+        await wait_for_state(client, await start_run(client, "ask"), ENDED)
+        (told,) = [asked.body for asked in here.up.models.asked if asked.said == "say hello"]
+        assert "no others: read, bash, answer." in str(told["messages"]), told
+
+
 async def test_tokens_of_the_models_of_edges_count_for_the_run_that_asked(tmp_path: Path) -> None:
     async with seat(tmp_path, SETTINGS + FLOW_OFF) as here:
         for name in ("garage", "shed"):

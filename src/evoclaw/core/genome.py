@@ -20,7 +20,7 @@ _Note: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1_000)]
 _SkillText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=32_000)]
 _NewSkillName: TypeAlias = Annotated[str, Meta(max_length=64, pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
 _ToolName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)]
-_PLACEHOLDER = "(?:names|tools|example|answer)"
+_PLACEHOLDER = "(?:names|tools|example|answer|shell_examples)"
 _ToolPrompt: TypeAlias = Annotated[
     str,
     Meta(
@@ -126,7 +126,7 @@ GENOME_RULES: Mapping[str, str] = {
     "tools": "an object of at most 200 tools, each with a `description` of at most 4000 "
     "characters, a list of at most 10 `examples`, or both",
     "tool_prompt": "text of at most 4000 characters that has {tools} once, and no other "
-    "placeholders than {names}, {example} and {answer}; or an empty text",
+    "placeholders than {names}, {example}, {answer} and {shell_examples}; or an empty text",
     "models": "a list of at most 20 names",
 }
 """The tunables, and what each may be."""

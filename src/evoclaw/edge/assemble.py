@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from evoclaw.core.pipeline import Pipeline
+from evoclaw.core.pipeline import OfferStep, Pipeline
 from evoclaw.core.ports import Ports
 from evoclaw.edge.device import (
     UNSIGNED_COMMANDS,
@@ -61,14 +62,16 @@ async def assemble(
     notes: CallAudit | None = None,
     damage: str = "",
     tracing: Tracing | None = None,
+    prompt_steps: Sequence[OfferStep] = (),
 ) -> Edge:
     """An edge that runs the tools of these ports, and prompts if their provider is a real one.
 
     With artifacts, output that is too large to send is stored there; files that `find_model_file`
     finds may be copied by other machines, and `model_receiver` installs those that orchestrators
     push; with a key, every result is signed; with notes, every call is audited; with tracing, every
-    call is a span. The commands in `signed` need a grant though others of their kind need none. The
-    genome may enable some of the `skills` only. `damage` is reported to orchestrators.
+    call is a span. `prompt_steps` limit what the model is offered. The commands in `signed` need a
+    grant though others of their kind need none. The genome may enable some of the `skills` only.
+    `damage` is reported to orchestrators.
     """
     genomes, outcomes = Genomes(journal, skills=skills), Outcomes()
     nested = PendingNestedCalls()
@@ -85,7 +88,7 @@ async def assemble(
     run: Planner = ToolPlans(ports, check=check, whole=artifacts is not None, notes=notes).plan
     model = None
     if has_model:
-        model = replace(ports, executor=pipeline.with_steps(WithoutUndoTool()))
+        model = replace(ports, executor=pipeline.with_steps(WithoutUndoTool(), *prompt_steps))
     prompts = PromptPlans(model, genomes.current, check=check, outcomes=outcomes, nested=nested)
     edge = Edge(
         EdgeParts(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from evoclaw.core.bound_tools import BoundTool
 from evoclaw.core.errors import ConfigError
+from evoclaw.core.pipeline import OfferStep
+from evoclaw.core.tools import Tool
 from evoclaw.tools.catalogue import CATALOGUE, load
 
 TOOL_NAMES = tuple(name for name, entry in CATALOGUE.items() if entry.as_program)
@@ -58,3 +61,19 @@ def usable(
 ) -> tuple[BoundTool, ...]:
     """The tools whose dependencies are all available."""
     return tuple(tool for tool in tools if tool.dependencies <= dependencies.keys())
+
+
+@dataclass(frozen=True, slots=True)
+class FewBuiltInTools(OfferStep):
+    """Leaves out all other built-in tools; those of skills, own files and MCP servers stay.
+
+    Without the first tool, such as `bash` for a read-only agent, nothing is left out.
+    """
+
+    names: tuple[str, ...]
+
+    def offer(self, tools: Sequence[Tool]) -> Sequence[Tool]:
+        """These, and those that are not of the catalogue."""
+        if all(tool.name != self.names[0] for tool in tools):
+            return tools
+        return [tool for tool in tools if tool.name in self.names or tool.name not in CATALOGUE]

@@ -119,17 +119,13 @@ class CampaignParts:
     async def _open_runner(self, name: str, genome: Genome) -> AsyncGenerator[OpenRun]:
         from dataclasses import replace
 
-        from evoclaw.orchestrator.agents.offer_steps import fit_to_model
         from evoclaw.orchestrator.agents.tuning import tune
         from evoclaw.wiring.evaluation import CaseRunner
 
         governance = replace(self.governance, agent=name, forwarded=None, only_reads=None)
         agent = tune(self.agents[name], genome)
         provider = self.provider(agent.model)
-        runner = CaseRunner(
-            fit_to_model(agent, provider.model), self.agents, provider.model, provider, governance,
-            self.env,
-        )  # fmt: skip
+        runner = CaseRunner(agent, self.agents, provider.model, provider, governance, self.env)
         yield runner.open_run
 
     def _static_check(self, name: str) -> Callable[[Candidate, Genome, Genome], StageResult]:

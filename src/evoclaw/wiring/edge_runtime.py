@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.labels import Principal
-from evoclaw.core.pipeline import Step
+from evoclaw.core.pipeline import OfferStep, Step
 from evoclaw.core.ports import Policy, Ports
 from evoclaw.core.routes import Route
 
@@ -41,6 +41,8 @@ class EdgeRuntime:
     stops: Stops
     added: AddedTools | None = None
     """The tools that the settings add to the built-in ones; None if they add none."""
+    prompt_steps: Sequence[OfferStep] = ()
+    """What limits the tools of its model."""
 
     def skill_tools(self) -> Mapping[str, frozenset[str]]:
         """The skills of this edge, and the tools of each."""
@@ -59,6 +61,7 @@ async def open_edge_runtime(
     from evoclaw.governance.rate_limits import RateLimits
     from evoclaw.observe.audit.sink import AuditContext
     from evoclaw.observe.audit.writer import Recordable, serving_audit
+    from evoclaw.wiring.model_tools import model_steps
 
     stops = _stops(config, env)
     audit = await stack.enter_async_context(
@@ -81,7 +84,8 @@ async def open_edge_runtime(
     ports, has_model = await _ports(config, env, stack, steps, routes)
     if tracing is not None:
         ports = replace(ports, sinks=(*ports.sinks, tracing.every_run(config.agent_id)))
-    return EdgeRuntime(ports, has_model, notes, stops, added)
+    limits = model_steps(ports.provider.model, config.tools.only)
+    return EdgeRuntime(ports, has_model, notes, stops, added, limits)
 
 
 def _stops(config: EdgeConfig, env: Mapping[str, str]) -> Stops:

@@ -115,7 +115,6 @@ async def open_case_runner(
         governance: That of the agent, if this process has it already.
         providers: Those of this process, if it has them already.
     """
-    from evoclaw.orchestrator.agents.offer_steps import fit_to_model
     from evoclaw.orchestrator.agents.tuning import tune
     from evoclaw.providers.registry import open_provider
     from evoclaw.wiring.agents import defined_agents
@@ -138,7 +137,6 @@ async def open_case_runner(
             raise ConfigError(problem)
         else:
             model, provider = agent.model or providers.default, providers.get(agent.model)
-        agent = fit_to_model(agent, model)
         yield CaseRunner(agent, agents, model, provider, governance, env)
 
 
@@ -245,9 +243,13 @@ class CaseRunner:
         from evoclaw.orchestrator.agents.prompt import active_skills
         from evoclaw.skills.disclosure import ActiveSkillTools
         from evoclaw.wiring.genome_steps import genome_steps
+        from evoclaw.wiring.model_tools import model_steps
 
         agent, genome = self.agent, self.agent.genome
-        steps: list[Step] = [ActiveSkillTools(skills)]
+        steps: list[Step] = [
+            ActiveSkillTools(skills),
+            *model_steps(self.provider.model, agent.tools),
+        ]
         if agent.tools is not None:
             steps.append(AgentTools(agent.tools))
         if active := active_skills(agent, skills.skills()):

@@ -128,6 +128,7 @@ async def fleet_ports(
     from evoclaw.providers.scripted import DIRECT_MODEL, DirectProvider
     from evoclaw.wiring.governance import governed_ports, open_governance
     from evoclaw.wiring.local_run import capabilities_for_level
+    from evoclaw.wiring.model_tools import model_steps
     from evoclaw.wiring.settings import model_for_run, provider_options
 
     name = DIRECT_MODEL if undo else await model_for_run(model, env)
@@ -156,6 +157,7 @@ async def fleet_ports(
                     *([] if undo else [WithoutUndoTool()]),
                     *image_steps(orchestrator, provider),
                     *named,
+                    *model_steps(provider.model, tools),
                 ],
                 approver=approver,
                 level=level,

@@ -35,7 +35,6 @@ async def local_ports(
     models, describes its tools and has its skills.
     """
     from evoclaw.executors.call_steps import SignReceipt
-    from evoclaw.orchestrator.agents.offer_steps import tools_for_model
     from evoclaw.orchestrator.agents.tuning import ordered_models
     from evoclaw.providers.registry import open_provider
     from evoclaw.skills.disclosure import ActiveSkillTools, RegistrySkillReader
@@ -44,6 +43,7 @@ async def local_ports(
     from evoclaw.wiring.before_images import keep_changes
     from evoclaw.wiring.genome_steps import genome_steps
     from evoclaw.wiring.governance import governed_ports, open_governance
+    from evoclaw.wiring.model_tools import model_steps
     from evoclaw.wiring.receipts import open_signer
     from evoclaw.wiring.settings import model_for_run, provider_options
     from evoclaw.wiring.toolbox import (
@@ -59,7 +59,6 @@ async def local_ports(
         governance = await stack.enter_async_context(open_governance(env))
         options = provider_options(governance.settings)
         provider = await stack.enter_async_context(open_provider(name, env, options))
-        tools = tools_for_model(provider.model, tools)
         injected = {**vision_dependency(provider), **(dependencies or {})}
         toolbox = await stack.enter_async_context(
             open_toolbox(workspace, env, dependencies=injected)
@@ -78,6 +77,7 @@ async def local_ports(
                 model=name,
                 routes=toolbox_routes(toolbox, tools),
                 steps=[
+                    *model_steps(provider.model, tools),
                     ActiveSkillTools(skills, history),
                     *genome_steps(genome, toolbox.skill_registry),
                     SignReceipt(signer),

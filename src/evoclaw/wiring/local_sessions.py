@@ -14,10 +14,10 @@ from evoclaw.core.labels import Principal
 from evoclaw.core.pipeline import Pipeline, Step
 from evoclaw.core.ports import Approver, Policy, Ports, Provider, Sink
 from evoclaw.orchestrator.agents.definitions import DEFAULT_AGENT
-from evoclaw.orchestrator.agents.offer_steps import tools_for_model
 from evoclaw.providers.registry import open_provider
 from evoclaw.tools.question import UserPrompter
 from evoclaw.wiring.local_run import capabilities_for_level
+from evoclaw.wiring.model_tools import model_steps
 from evoclaw.wiring.settings import model_for_run, provider_options
 from evoclaw.wiring.toolbox import (
     open_toolbox,
@@ -84,9 +84,9 @@ async def open_conversations(
         tools_here = _pipeline(toolbox, None, capabilities, governance.steps()).tools
         undo_steps = await keep_changes(str(workspace), env, stack) if undoable else []
         rules = governance.rules(level, capabilities, workspace, tools_here)
+        steps = [*model_steps(provider.model, tools), *governance.steps(), *undo_steps]
         factory = _LocalRunFactory(
-            provider, [*governance.steps(), *undo_steps], signer, rules, approver, toolbox,
-            tools_for_model(provider.model, tools),
+            provider, steps, signer, rules, approver, toolbox, tools,
             has_person=person is not None, canvases=canvas_folder(env),
         )  # fmt: skip
         conversations = Conversations(

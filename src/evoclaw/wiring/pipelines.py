@@ -35,7 +35,11 @@ def local_pipeline() -> PipelineSpec:
     from evoclaw.governance.rules.command_rules import CommandRules
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.audit.writer import Recordable
-    from evoclaw.orchestrator.agents.offer_steps import AgentSkills, AgentTools, WithoutImageTool
+    from evoclaw.orchestrator.agents.offer_steps import (
+        AgentSkills,
+        AgentTools,
+        WithoutImageTool,
+    )
     from evoclaw.orchestrator.agents.tuning import GenomeTools
     from evoclaw.orchestrator.fleet.edge_images import FetchImages
     from evoclaw.orchestrator.people.questions import PendingQuestions
@@ -47,13 +51,14 @@ def local_pipeline() -> PipelineSpec:
     )
     from evoclaw.skills.disclosure import ActiveSkillTools
     from evoclaw.skills.tuned import GenomeSkills
+    from evoclaw.tools.sets import FewBuiltInTools
 
     return PipelineSpec(
         "local",
         offer=(
             PermittedTools, WithoutImageTool, WithoutUndoTool, AgentTools, AgentSkills,
-            GenomeSkills, DefaultTimeout, ActiveSkillTools, FlowFlags, Quarantine, RunTools,
-            GenomeTools,
+            GenomeSkills, DefaultTimeout, ActiveSkillTools, FewBuiltInTools, FlowFlags, Quarantine,
+            RunTools, GenomeTools,
         ),
         before=(
             Stops, ToolStatus, ForwardedTools, RateLimits, Recordable, Autonomy, Permissions,
@@ -105,12 +110,14 @@ def service_pipeline() -> PipelineSpec:
     )
     from evoclaw.skills.disclosure import ActiveSkillTools
     from evoclaw.skills.tuned import GenomeSkills
+    from evoclaw.tools.sets import FewBuiltInTools
 
     return PipelineSpec(
         "service",
         offer=(
             PermittedTools, WithoutImageTool, WithoutUndoTool, AgentTools, AgentSkills,
-            GenomeSkills, DefaultTimeout, ActiveSkillTools, FlowFlags, RunTools, GenomeTools,
+            GenomeSkills, DefaultTimeout, ActiveSkillTools, FewBuiltInTools, FlowFlags, RunTools,
+            GenomeTools,
         ),
         before=(
             Stops, ToolStatus, ForwardedTools, RateLimits, Recordable, Autonomy, Permissions,
@@ -147,12 +154,13 @@ def edge_pipeline() -> PipelineSpec:
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.audit.writer import Recordable
     from evoclaw.skills.tuned import GenomeSkills
+    from evoclaw.tools.sets import FewBuiltInTools
 
     return PipelineSpec(
         "edge",
         offer=(
             PermittedTools, NamedTools, WithoutUndoTool, DefaultTimeout, FlowFlags, GenomeSkills,
-            GenomeTimeouts,
+            GenomeTimeouts, FewBuiltInTools,
         ),
         before=(
             Stops, RateLimits, Recordable, ToolStatus, Autonomy, Permissions, CommandRules,

@@ -76,9 +76,7 @@ class RunFactory:
         """The parts of one run."""
         from evoclaw.core.canvases import Canvas
         from evoclaw.governance.approvals import WorkflowStepRef
-        from evoclaw.orchestrator.agents.offer_steps import fit_to_model
 
-        agent = fit_to_model(agent, self.providers.get(agent.model).model)
         injected = dict(dependencies)
         history = cast("History", injected.pop(History))
         step = cast("WorkflowStepRef | None", injected.pop(WorkflowStepRef, None))
@@ -168,11 +166,9 @@ class RunFactory:
 
     def _offer(self, agent: Agent) -> Pipeline:
         """The pipeline of a run that never starts, for its tools."""
-        from evoclaw.orchestrator.agents.offer_steps import fit_to_model
         from evoclaw.tools.question import UserPrompter
         from evoclaw.tools.sessions import Sessions
 
-        agent = fit_to_model(agent, self.providers.get(agent.model).model)
         # Each run gets its own of these.
         of_a_session = dict.fromkeys((UserPrompter, Sessions))
         return self._pipeline(agent, "", of_a_session, History())
@@ -252,6 +248,7 @@ class RunFactory:
         from evoclaw.orchestrator.agents.offer_steps import AgentSkills, AgentTools
         from evoclaw.orchestrator.agents.prompt import active_skills
         from evoclaw.providers.scripted import DIRECT_MODEL
+        from evoclaw.wiring.model_tools import model_steps
 
         steps: list[Step] = [PermittedTools(agent.capabilities)]
         names = agent.tools
@@ -259,6 +256,7 @@ class RunFactory:
             names = None if names is None else names | {UNDO_TOOL}
         else:
             steps.append(WithoutUndoTool())
+            steps += model_steps(self.providers.get(agent.model).model, names)
         if names is not None:
             steps.append(AgentTools(names))
         if active := active_skills(agent, skills.skills()):

@@ -8,9 +8,10 @@ from importlib import resources
 import pytest
 
 from evoclaw.providers.models.catalogue import ModelEntry, catalogue, entry_named
-from evoclaw.providers.models.local import takes_one_tool
+from evoclaw.providers.models.local import default_tools
 from evoclaw.providers.models.memory import MachineMemory
 from evoclaw.providers.models.offer import best_offer, first_turn_seconds
+from evoclaw.tools.catalogue import CATALOGUE
 
 GIB = 2**30
 
@@ -48,11 +49,28 @@ def test_the_address_of_a_file_is_on_the_hub_or_its_mirror() -> None:
     assert entry.url({"HF_ENDPOINT": "https://mirror.test/"}) == f"https://mirror.test{file}"
 
 
-def test_only_the_smallest_model_is_offered_one_tool() -> None:
-    few = [entry.name for entry in catalogue() if takes_one_tool(f"embedded/{entry.name}")]
-    assert few == ["smollm2-135m"]
-    assert not takes_one_tool("openai/smollm2-135m")
-    assert not takes_one_tool("embedded/of-my-own")
+def test_small_models_have_few_default_tools_wherever_they_are_served() -> None:
+    few = {entry.name: entry.tools for entry in catalogue() if entry.tools}
+    shell = ("bash", "read", "edge_call", "skill")
+    assert few == {
+        "qwen2.5-coder-1.5b": shell,
+        "qwen2.5-coder-0.5b": shell,
+        "smollm2-135m": ("read",),
+    }
+    assert default_tools("embedded/smollm2-135m") == ("read",)
+    for served in (
+        "embedded/qwen2.5-coder-1.5b",
+        "embedded/qwen2.5-coder-1.5b-instruct-q4_k_m",
+        "llamacpp/Qwen2.5-Coder-1.5B-Instruct",
+        "ollama/qwen2.5-coder:1.5b",
+    ):
+        assert default_tools(served) == shell, served
+    for other in ("ollama/qwen2.5-coder:14b", "embedded/of-my-own", "openai/smollm2-135m", "x"):
+        assert default_tools(other) == (), other
+
+
+def test_the_default_tools_of_a_model_exist() -> None:
+    assert {name for entry in catalogue() for name in entry.tools} <= set(CATALOGUE)
 
 
 @pytest.mark.parametrize(

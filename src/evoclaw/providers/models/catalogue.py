@@ -48,8 +48,9 @@ class ModelEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The longest context that the server is started with."""
     max_output_tokens: int = 2_048
     temperature: float = 0.0
-    max_tools: int = 0
-    """How many tools the model can choose from; 0: no known limit."""
+    tools: tuple[str, ...] = ()
+    """The built-in tools that it is offered unless others are named, the most useful first; empty:
+    all. Small models choose badly among many."""
     is_tested: bool = False
     """Whether the tests and the task benchmark of EvoClaw run with it."""
     hub: str = ""

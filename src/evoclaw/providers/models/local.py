@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.providers.local_model import LocalModel
-from evoclaw.providers.models.catalogue import ModelEntry, entry_named, unknown_model
+from evoclaw.providers.models.catalogue import ModelEntry, catalogue, entry_named, unknown_model
 from evoclaw.providers.models.gguf import GgufHeader, read_gguf_header
 from evoclaw.providers.models.memory import (
     MIN_CONTEXT_TOKENS,
@@ -37,6 +37,8 @@ MAX_CONTEXT_TOKENS = 16_384
 _MAX_OUTPUT_TOKENS = 2_048
 _DIGEST_PREFIX = "sha256:"
 _OLD_NAME = "local"
+_SERVED_HERE = frozenset({EMBEDDED_MODEL, "ollama", "llamacpp", "lmstudio", "vllm"})
+"""The prefixes of models that people serve themselves, by the name of their file or library."""
 
 
 class ModelNeeds(Struct, frozen=True):
@@ -100,15 +102,18 @@ def is_local_name(name: str) -> bool:
     return prefix in (EMBEDDED_MODEL, _OLD_NAME) or name.startswith(LOCAL_PREFIX)
 
 
-def takes_one_tool(model: str) -> bool:
-    """Whether a model chooses among several tools so badly that it should be offered just one.
+def default_tools(model: str) -> tuple[str, ...]:
+    """The built-in tools that a model of the catalogue is offered unless others are named.
 
     Args:
-        model: The name that its provider gives it, such as `embedded/smollm2-135m`.
+        model: The name that its provider gives it, such as `embedded/smollm2-135m`, or that of a
+            model server on this machine, such as `ollama/qwen2.5-coder:1.5b-instruct-q4_K_M`.
     """
     prefix, _, name = model.partition("/")
-    entry = entry_named(name) if prefix == EMBEDDED_MODEL else None
-    return entry is not None and entry.max_tools == 1
+    if prefix not in _SERVED_HERE:
+        return ()
+    known = name.lower().replace(":", "-") + "-"
+    return next((entry.tools for entry in catalogue() if known.startswith(entry.name + "-")), ())
 
 
 def local_model_path(name: str, env: Mapping[str, str]) -> Path:
