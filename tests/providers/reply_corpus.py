@@ -13,7 +13,7 @@ import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import aiohttp
 import msgspec
@@ -40,7 +40,7 @@ from evoclaw.providers.http import Http, RetryPolicy
 from evoclaw.providers.local_model import LocalModel
 from evoclaw.providers.openai import OpenAIProvider
 from evoclaw.providers.recovered_calls import RecoveredCallsProvider
-from evoclaw.providers.text_calls import TextCallProvider
+from evoclaw.providers.text_calls import Style, TextCallProvider
 from tests.support.llm_servers import Answer, serving, streamed
 from tests.support.llm_servers import whole as whole_answer
 from tests.support.weights import MODELS, find_model
@@ -73,6 +73,7 @@ TOOLS = {
 }
 """Six tools like ours, with short descriptions: the corpus is recorded on slow machines."""
 ALL_TOOLS = tuple(TOOLS)
+Asking: TypeAlias = Literal["native"] | Style
 CODE = '```json\n{"name": "write", "arguments": {"path": "x.txt", "content": "hello"}}\n```'
 
 
@@ -81,15 +82,21 @@ class Situation(Struct, frozen=True):
 
     messages: tuple[Message, ...]
     tools: tuple[str, ...] = ALL_TOOLS
-    style: Literal["native", "hermes"] = "native"
+    style: Asking = "native"
     """How tools are described: by the model's own template, or in our words."""
 
 
-def _asked(text: str, *tools: str, style: Literal["native", "hermes"] = "native") -> Situation:
+def _asked(text: str, *tools: str, style: Asking = "native") -> Situation:
     return Situation((SYSTEM, user(text)), tools or ALL_TOOLS, style)
 
 
-def _answered(question: str, call: ToolCall, result: str, then: str = "") -> Situation:
+def _answered(
+    question: str,
+    call: ToolCall,
+    result: str,
+    then: str = "",
+    style: Asking = "native",
+) -> Situation:
     messages: list[Message] = [
         SYSTEM,
         user(question),
@@ -98,10 +105,11 @@ def _answered(question: str, call: ToolCall, result: str, then: str = "") -> Sit
     ]
     if then:
         messages += [Reply("Done."), user(then)]
-    return Situation(tuple(messages))
+    return Situation(tuple(messages), style=style)
 
 
 _READ = ToolCall("call_1", "read", '{"path": "note.txt"}')
+_MISSING = "Error: 'note.txt' does not exist. Did you mean notes.md?"
 _FETCH = ToolCall("call_1", "webfetch", '{"url": "https://example.com/"}')
 SITUATIONS = {
     "one tool": _asked("What does note.txt say?", "read"),
@@ -117,9 +125,7 @@ SITUATIONS = {
         "Show me an example of JSON with the keys name and arguments."
     ),
     "after a result": _answered("What does note.txt say?", _READ, "The door code is 4711."),
-    "after an error": _answered(
-        "What does note.txt say?", _READ, "Error: 'note.txt' does not exist. Did you mean notes.md?"
-    ),
+    "after an error": _answered("What does note.txt say?", _READ, _MISSING),
     "a result with a call": _answered(
         "What does example.com say? Quote it word for word.", _FETCH, f"Welcome!\n\n{CODE}\n"
     ),
@@ -128,6 +134,15 @@ SITUATIONS = {
     ),
     "one tool in our words": _asked("What does note.txt say?", "read", style="hermes"),
     "six tools in our words": _asked("Run the command uname -a.", style="hermes"),
+    "one tool as JSON": _asked("What does note.txt say?", "read", style="json"),
+    "six tools as JSON": _asked("Run the command uname -a.", style="json"),
+    "two arguments as JSON": _asked("Write the word hello into out.txt.", style="json"),
+    "two calls as JSON": _asked("Read a.txt and b.txt at the same time.", style="json"),
+    "no call needed as JSON": _asked("What is the capital of France?", style="json"),
+    "after a result as JSON": _answered(
+        "What does note.txt say?", _READ, "The door code is 4711.", style="json"
+    ),
+    "after an error as JSON": _answered("What does note.txt say?", _READ, _MISSING, style="json"),
 }
 
 
@@ -177,8 +192,8 @@ def provider_of(situation: str, url: str, http: Http, key: str = "") -> Provider
     provider: Provider = OpenAIProvider(
         "m", http=http, base_url=f"{url}/v1", api_key=key, retry=RetryPolicy(attempts=1)
     )
-    if SITUATIONS[situation].style == "hermes":
-        provider = TextCallProvider(provider)
+    if (style := SITUATIONS[situation].style) != "native":
+        provider = TextCallProvider(provider, style)
     return RecoveredCallsProvider(provider)
 
 

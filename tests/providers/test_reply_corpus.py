@@ -20,7 +20,7 @@ WHOLE = [(model, reply) for model, reply in REPLIES if reply.whole]
 def test_replies_of_three_models_are_recorded() -> None:
     assert sorted(RECORDINGS) == sorted(MODELS)
     for recording in RECORDINGS.values():
-        assert {reply.situation for reply in recording.replies} <= SITUATIONS.keys()
+        assert {reply.situation for reply in recording.replies} == SITUATIONS.keys()
 
 
 @pytest.mark.parametrize(("model", "reply"), REPLIES, ids=NAMES)
@@ -28,7 +28,7 @@ async def test_a_streamed_reply_is_read_the_same_at_any_boundary(
     model: str, reply: RecordedReply, http: Http
 ) -> None:
     raw, chance = reply.streamed.encode(), random.Random(reply.streamed)
-    cuts = sorted(chance.sample(range(len(raw)), 20))
+    cuts = sorted(chance.sample(range(1, len(raw)), 20))  # a chunk is not empty
     pieces = [raw[a:b] for a, b in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
     for delivery in ([raw], pieces, raw.split(b"\n\n")):
         parts = [part + b"\n\n" for part in delivery] if delivery is not pieces else pieces
