@@ -77,7 +77,8 @@ class MosquittoClient:
             yield heard
         finally:
             if process.returncode is None:
-                process.terminate()
+                # Not SIGTERM: its handler disconnects, and can wait for a lock for ever.
+                process.kill()
             await process.wait()
             await reading
 
