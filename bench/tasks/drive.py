@@ -43,8 +43,8 @@ class Variant:
     name: str = ""
     options: tuple[str, ...] = ()
     """Further options of `evoclaw run`."""
-    many_tools: bool = False
-    """Offer all tools instead of the task's own."""
+    tools: tuple[str, ...] | None = None
+    """Offered instead of the task's own tools; empty: what the model is offered by default."""
     skills: bool = True
     """Whether the skills of the task are installed."""
 
@@ -170,7 +170,8 @@ class Driver:
         return Ending(self.place.up.workspace, answers, calls=calls, edges=edges)
 
     def _arguments(self, task: Task, variant: Variant, recording: Path) -> list[str]:
-        tools = () if variant.many_tools else ("--tools", ",".join(task.tools))
+        names = task.tools if variant.tools is None else variant.tools
+        tools = ("--tools", ",".join(names)) if names else ()
         level = "--read-only" if task.read_only else "--yes"
         limits = ("--turns", str(task.turns), "--seconds", str(task.seconds))
         return ["run", level, *tools, *limits, "--record", str(recording), *variant.options]

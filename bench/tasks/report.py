@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.tasks.bfcl_judge import CATEGORIES
 from bench.tasks.cases import TASKS
-from bench.tasks.results import Row, Rows, count, total
+from bench.tasks.results import Row, Rows, count, same_tasks, total
 from bench.tasks.variants import VARIANT_PART, VARIANTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "task-figures.md"
@@ -41,8 +41,9 @@ PEERS = """
 ## Beside other frameworks
 
 The same model server, and the tasks that need only files and commands. The peers get the tools
-read, write, list and shell in the same folder; their commands run in bubblewrap. The last column is
-EvoClaw on the same tasks.
+read, write, list and shell in the same folder; their commands run in bubblewrap. The last two
+columns are EvoClaw on the same tasks: with the few tools that each task needs, and with those that
+the model is offered if no tools are named.
 """
 SETTINGS = """
 ## What our own settings change
@@ -146,13 +147,11 @@ def _bfcl(models: dict[str, dict[str, Rows]]) -> str:
 
 def _peers(peers: dict[str, dict[str, Row]], models: dict[str, dict[str, Rows]]) -> str:
     head = ["framework", "model", "tasks", "solved", "wrong done", "tokens", "seconds per task"]
-    head += ["EvoClaw solved"]
+    head += ["EvoClaw, few tools", "EvoClaw, default tools"]
     lines: list[list[str]] = []
     for framework, measured in peers.items():
         for model, about in measured.items():
             rows: Rows = about["tasks"]
-            ours = models.get(model, {}).get("tasks", {})
-            same = {name: ours[name] for name in rows if name in ours}
             lines.append(
                 [
                     f"{framework} {about.get('version', '')}".strip(),
@@ -162,7 +161,7 @@ def _peers(peers: dict[str, dict[str, Row]], models: dict[str, dict[str, Rows]])
                     str(count(rows, "wrong_done")),
                     f"{total(rows, 'tokens'):,.0f}",
                     f"{total(rows, 'seconds') / max(1, len(rows)):.1f}",
-                    f"**{_share(same)}**",
+                    *(f"**{_share(part)}**" for part in same_tasks(rows, models.get(model, {}))),
                 ]
             )
     return _table(head, lines)

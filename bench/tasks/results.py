@@ -10,6 +10,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from bench.tasks.variants import DEFAULT_TOOLS, VARIANT_PART
+
 RESULTS = Path(__file__).with_name("results.json")
 Row: TypeAlias = dict[str, Any]
 Rows: TypeAlias = dict[str, Row]
@@ -79,10 +81,12 @@ def measured() -> str:
 
 def summary(found: dict[str, Any]) -> dict[str, Any]:
     """The last line of the benchmark."""
+    models = found.get("models", {})
     return {
-        "models": {name: model_summary(about) for name, about in found.get("models", {}).items()},
+        "models": {name: model_summary(about) for name, about in models.items()},
         "peers": {
-            framework: peer_summary(models) for framework, models in found.get("peers", {}).items()
+            framework: peer_summary(measured, models)
+            for framework, measured in found.get("peers", {}).items()
         },
     }
 
@@ -100,11 +104,25 @@ def model_summary(about: dict[str, Rows]) -> dict[str, Any]:
     }
 
 
-def peer_summary(models: dict[str, Row]) -> dict[str, Any]:
-    """The totals of a framework, with the model that did the most tasks."""
-    model = max(models, key=lambda name: len(models[name]["tasks"]))
-    tasks = models[model]["tasks"]
-    return {"model": model, "tasks": len(tasks), "solved": count(tasks, "solved")}
+def peer_summary(measured: dict[str, Row], models: dict[str, dict[str, Rows]]) -> dict[str, Any]:
+    """The totals of a framework, with the model that did the most tasks, and of EvoClaw on them."""
+    model = max(measured, key=lambda name: len(measured[name]["tasks"]))
+    tasks = measured[model]["tasks"]
+    few_tools, default_tools = same_tasks(tasks, models.get(model, {}))
+    return {
+        "model": model,
+        "tasks": len(tasks),
+        "solved": count(tasks, "solved"),
+        "evoclaw_few_tools": count(few_tools, "solved"),
+        "evoclaw_default_tools": count(default_tools, "solved"),
+    }
+
+
+def same_tasks(tasks: Collection[str], about: dict[str, Rows]) -> tuple[Rows, Rows]:
+    """Of a model's results, those of some tasks: with few tools, and with its default tools."""
+    parts = (about.get(part, {}) for part in ("tasks", VARIANT_PART + DEFAULT_TOOLS.name))
+    few, default = ({name: part[name] for name in tasks if name in part} for part in parts)
+    return few, default
 
 
 def count(rows: Rows, key: str) -> int:

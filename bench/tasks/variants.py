@@ -9,9 +9,15 @@ from bench.tasks.task import Task
 
 VARIANT_PART = "variant: "
 """Before the name of a variant, in the results."""
+DEFAULT_TOOLS = Variant("default tools", tools=())
+MANY_TOOLS = (
+    "read", "write", "edit", "glob", "grep", "apply_patch", "bash", "git_status", "git_diff",
+    "git_log", "git_commit", "git_branch", "webfetch",
+)  # fmt: skip
 VARIANTS = (
     Variant("double confirmation", options=("--confirm",)),
-    Variant("all tools offered", many_tools=True),
+    DEFAULT_TOOLS,
+    Variant("many tools", tools=MANY_TOOLS),
     Variant("without skills", skills=False),
 )
 
@@ -20,6 +26,6 @@ def tasks_for(variant: Variant, tasks: Sequence[Task]) -> list[Task]:
     """The tasks on which a variant can have an effect."""
     if not variant.skills:
         return [task for task in tasks if task.skills]
-    if variant.many_tools:
-        return [task for task in tasks if not (task.on or task.person or task.skills)]
+    if variant.tools is not None:
+        return [task for task in tasks if task.for_peers]
     return [task for task in tasks if not task.on]

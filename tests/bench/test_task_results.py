@@ -88,7 +88,8 @@ def test_the_summary_and_the_page_count_each_model_and_peer(tmp_path: Path) -> N
     failed = {**ROW, "solved": False, "wrong_done": True, "why": "there is no | a.txt"}
     results.store(results.model("m"), "files/copy", ROW)
     results.store(results.model("m"), "files/sum", failed)
-    results.store(results.model("m", "variant: double confirmation"), "files/sum", ROW)
+    for variant in ("double confirmation", "default tools"):
+        results.store(results.model("m", f"variant: {variant}"), "files/sum", ROW)
     bfcl = {"category": "simple", "right": True, "seconds": 1.0}
     results.store(results.model("m", "bfcl"), "simple_1", bfcl)
     results.store(results.peer("smolagents", "m")["tasks"], "files/sum", ROW)
@@ -103,12 +104,20 @@ def test_the_summary_and_the_page_count_each_model_and_peer(tmp_path: Path) -> N
                 "seconds": 5.0,
             }
         },
-        "peers": {"smolagents": {"model": "m", "tasks": 1, "solved": 1}},
+        "peers": {
+            "smolagents": {
+                "model": "m",
+                "tasks": 1,
+                "solved": 1,
+                "evoclaw_few_tools": 0,
+                "evoclaw_default_tools": 1,
+            }
+        },
     }
     lines = page(results.found).splitlines()
     assert "| m | files/sum | completed | there is no / a.txt |" in lines
     assert "| double confirmation | m | 1 | 0 | 1 | 2 | 1 | 0 | 2 |" in lines
-    assert "| smolagents | m | 1 | **1** | 0 | 10 | 2.0 | **0 of 1** |" in lines
+    assert "| smolagents | m | 1 | **1** | 0 | 10 | 2.0 | **0 of 1** | **1 of 1** |" in lines
 
 
 def test_models_are_named_without_their_path() -> None:
@@ -132,7 +141,8 @@ def test_an_unknown_task_is_refused_with_the_groups() -> None:
 def test_a_variant_is_measured_where_it_can_have_an_effect() -> None:
     by_name = {variant.name: tasks_for(variant, chosen([], None)) for variant in VARIANTS}
     assert {task.group for task in by_name["without skills"]} == {"skills"}
-    assert not [task for task in by_name["all tools offered"] if task.person or task.on]
+    assert by_name["many tools"] == by_name["default tools"]
+    assert all(task.for_peers for task in by_name["many tools"])
 
 
 def test_functions_of_bfcl_become_tools_and_their_calls_get_the_old_names_back() -> None:
