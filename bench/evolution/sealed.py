@@ -67,7 +67,7 @@ STORE = Path(__file__).with_name("sealed_runs.jsonl")
 MAX_GEPA_RUNS = 600
 EXAMPLE_SETS = 6
 SEARCHED_TOOLS = 2
-MAX_REFLECTION_TOKENS = 1_024
+MAX_REFLECTION_TOKENS = 512
 REFLECTION_TEMPERATURE = 0.7
 """Of the measured model; another reflecting model has its own."""
 VALIDATION = ValidationSettings(repeats=1, rechecks=5, batch=20)
