@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -132,19 +134,23 @@ async def test_a_task_can_ask_the_user(tmp_path: Path) -> None:
     assert "must be of the type integer" in person.asked[1].text
 
 
+ProgramIn: TypeAlias = Callable[[Path], tuple[str, ...]]
+"""How to start a program, given a folder."""
 ASKING = pytest.mark.parametrize(
     ("program", "tool"),
-    [(command("plain"), "elicit"), ((sys.executable, str(mcp_features.__file__)), "reserve")],
+    [(partial(command, "plain"), "elicit"), (lambda _: features(), "reserve")],
     ids=["2025-11-25", "2026-07-28"],
 )
 """Within the call, or with an unfinished result."""
 
 
 @ASKING
-async def test_a_server_asks_the_user_during_a_call(program: tuple[str, ...], tool: str) -> None:
+async def test_a_server_asks_the_user_during_a_call(
+    tmp_path: Path, program: ProgramIn, tool: str
+) -> None:
     person = Person("2", "Use the default", "yes")
     notes: list[str] = []
-    async with server(program) as executor:
+    async with server(program(tmp_path)) as executor:
         text = await ask(executor, tool, person=person, notes=notes)
 
     assert "accept" in text and "2" in text and "Ada" in text and "true" in text.lower()
@@ -158,9 +164,9 @@ async def test_a_server_asks_the_user_during_a_call(program: tuple[str, ...], to
 
 @ASKING
 async def test_a_question_is_declined_by_the_user_and_cancelled_without_one(
-    program: tuple[str, ...], tool: str
+    tmp_path: Path, program: ProgramIn, tool: str
 ) -> None:
-    async with server(program) as executor:
+    async with server(program(tmp_path)) as executor:
         texts = [
             await ask(executor, tool, person=Person("2", "Decline")),
             await ask(executor, tool, person=Person()),
@@ -201,7 +207,9 @@ async def test_the_user_of_a_run_is_asked_as_by_the_question_tool(tmp_path: Path
     assert [question.id for question in user.asked] == [f"run.1.0.mcp{n}" for n in (1, 2, 3)]
 
 
-async def test_a_question_is_declined_if_it_may_belong_to_another_call() -> None:
+async def test_a_question_is_declined_if_it_may_belong_to_another_call(
+    tmp_path: Path,
+) -> None:
     asked = asyncio.Event()
     release = asyncio.Event()
 
@@ -211,7 +219,7 @@ async def test_a_question_is_declined_if_it_may_belong_to_another_call() -> None
         return None
 
     other = Person("2", "Use the default", "yes")
-    async with server(command("plain")) as executor:
+    async with server(command("plain", tmp_path)) as executor:
         waiting = asyncio.create_task(ask(executor, "elicit", person=first))
         await asked.wait()
         text = await ask(executor, "elicit", person=other)

@@ -24,8 +24,8 @@ PIXEL = base64.b64encode(
 ).decode()
 
 
-def command(kind: str, folder: Path | str = "") -> tuple[str, ...]:
-    """How to start one of them."""
+def command(kind: str, folder: Path | str) -> tuple[str, ...]:
+    """How to start one of them, which notes in a folder what happens to it."""
     return (sys.executable, "-I", __file__, kind, str(folder))
 
 
@@ -86,7 +86,7 @@ class Plain:
     """Answers as it should; its tools try all the kinds of answers."""
 
     def __init__(self, folder: str) -> None:
-        self.folder = Path(folder or ".")
+        self.folder = Path(folder)
 
     def serve(self) -> None:
         for message in lines():
