@@ -45,6 +45,10 @@ def features() -> tuple[str, ...]:
     return (sys.executable, str(mcp_features.__file__))
 
 
+def _features(_: Path) -> tuple[str, ...]:
+    return features()
+
+
 async def ask(
     executor: McpExecutor,
     name: str,
@@ -138,7 +142,7 @@ ProgramIn: TypeAlias = Callable[[Path], tuple[str, ...]]
 """How to start a program, given a folder."""
 ASKING = pytest.mark.parametrize(
     ("program", "tool"),
-    [(partial(command, "plain"), "elicit"), (lambda _: features(), "reserve")],
+    [(partial(command, "plain"), "elicit"), (_features, "reserve")],
     ids=["2025-11-25", "2026-07-28"],
 )
 """Within the call, or with an unfinished result."""

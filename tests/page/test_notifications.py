@@ -36,6 +36,13 @@ SUBSCRIBING = """(() => {
   };
 })()"""
 """The push service of a browser, which a test cannot reach: a subscription with given keys."""
+LATE_WORKER = """(() => {
+  const real = navigator.serviceWorker.ready;
+  const ready = new Promise((done) => { window.activate = () => done(real); });
+  const asked = () => { document.documentElement.dataset.waits = "yes"; return ready; };
+  Object.defineProperty(ServiceWorkerContainer.prototype, "ready", { get: asked });
+})()"""
+"""A browser that is slow to start a service worker: it is active when the page calls `activate`."""
 
 
 async def test_a_test_message_is_sent_from_the_settings(looker: Looker) -> None:
@@ -66,23 +73,39 @@ async def test_this_device_registers_a_worker_that_shows_messages(looker: Looker
 
 
 async def deliver(looker: Looker, message: JSON) -> None:
-    """Give the service worker a decrypted message, as the browser does."""
+    """Give the service worker a decrypted message, as the browser does, and wait for what it shows.
+
+    Only then may the page ask for notifications: Chromium forgets those that are not on the screen
+    when they are listed.
+    """
     session: Any = await looker.page.context.new_cdp_session(looker.page)
-    found: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    loop = asyncio.get_running_loop()
+    active: asyncio.Future[str] = loop.create_future()
+    shown: asyncio.Future[None] = loop.create_future()
 
-    def registered(event: dict[str, list[dict[str, str]]]) -> None:
-        for one in event["registrations"]:
-            if one["scopeURL"].endswith("/ui/") and not found.done():
-                found.set_result(one["registrationId"])
+    def updated(event: dict[str, list[dict[str, str]]]) -> None:
+        for version in event["versions"]:
+            script, status = version["scriptURL"], version["status"]
+            if script.endswith("/push-worker.js") and status == "activated" and not active.done():
+                active.set_result(version["registrationId"])
 
-    session.on("ServiceWorker.workerRegistrationUpdated", registered)
+    def observed(event: dict[str, dict[str, str]]) -> None:
+        name = event["backgroundServiceEvent"]["eventName"]
+        if name == "Notification displayed" and not shown.done():
+            shown.set_result(None)
+
+    session.on("ServiceWorker.workerVersionUpdated", updated)
+    session.on("BackgroundService.backgroundServiceEventReceived", observed)
+    notifications = {"service": "notifications"}
+    await session.send("BackgroundService.startObserving", notifications)
+    await session.send("BackgroundService.setRecording", {**notifications, "shouldRecord": True})
     await session.send("ServiceWorker.enable")
     async with asyncio.timeout(20):
-        worker = await found
-    await session.send(
-        "ServiceWorker.deliverPushMessage",
-        {"origin": looker.house.url, "registrationId": worker, "data": json.dumps(message)},
-    )
+        worker = await active
+    push = {"origin": looker.house.url, "registrationId": worker, "data": json.dumps(message)}
+    await session.send("ServiceWorker.deliverPushMessage", push)
+    async with asyncio.timeout(20):
+        await shown
 
 
 async def notification(looker: Looker) -> JSON:
@@ -90,15 +113,22 @@ async def notification(looker: Looker) -> JSON:
     return await looker.page.evaluate(
         """async () => {
           const registration = await navigator.serviceWorker.getRegistration("/ui/");
-          for (let tries = 0; tries < 200; tries += 1) {
-            const [one] = await registration.getNotifications();
-            if (one) return { title: one.title, body: one.body, tag: one.tag,
-              actions: one.actions.map(({ action }) => action) };
-            await new Promise((done) => setTimeout(done, 50));
-          }
-          return null;
+          const [one] = await registration.getNotifications();
+          return { title: one.title, body: one.body, tag: one.tag,
+            actions: one.actions.map(({ action }) => action) };
         }"""
     )
+
+
+async def test_a_device_can_be_added_once_its_worker_is_active(looker: Looker) -> None:
+    await looker.page.context.grant_permissions(["notifications"], origin=looker.house.url)
+    await looker.page.add_init_script(LATE_WORKER)
+    await looker.enter("settings", "notifications")
+    await looker.page.get_by_role("link", name="Set up notifications on this device").click()
+    await expect(looker.page.locator("html")).to_have_attribute("data-waits", "yes")
+    await expect(looker.button("Turn on notifications")).to_be_hidden()
+    await looker.page.evaluate("activate()")
+    await expect(looker.button("Turn on notifications")).to_be_visible()
 
 
 async def test_a_subscribed_device_shows_what_the_service_sent_to_it(looker: Looker) -> None:

@@ -64,7 +64,9 @@ async function start() {
   const why = obstacle();
   if (why) return show(why);
   await get("/v1/push/key"); // says what is missing if Web Push is not configured
-  const registration = await navigator.serviceWorker.register(WORKER);
+  await navigator.serviceWorker.register(WORKER);
+  // Only a worker that is active can be subscribed, and receives messages.
+  const registration = await navigator.serviceWorker.ready;
   /** @param {string} id @param {(registration: ServiceWorkerRegistration) => Promise<void>} work */
   const act = (id, work) => part(id).addEventListener("click", async () => {
     part(id).disabled = true;
