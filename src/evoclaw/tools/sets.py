@@ -65,7 +65,7 @@ def usable(
 
 @dataclass(frozen=True, slots=True)
 class FewBuiltInTools(OfferStep):
-    """Leaves out all other built-in tools; those of skills, own files and MCP servers stay.
+    """Offers a small model few built-in tools; those of skills, own files and MCP servers stay.
 
     Without the first tool, such as `bash` for a read-only agent, nothing is left out.
     """

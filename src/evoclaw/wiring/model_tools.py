@@ -1,4 +1,4 @@
-"""Which tools a model is offered if nobody names any."""
+"""Which tools a model is offered if none are named."""
 
 from __future__ import annotations
 
