@@ -83,6 +83,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--other", help="GGUF file that the result is tried with, too [those of 1.5B]")
     add("--server", help="URL of a running server of --model, instead of starting one")
     add("--other-server", help="URL of a running server of --other")
+    add("--other-sealed", type=int, help="Sealed entries that the other model runs [all]")
     add("--reflect", help="Model that writes new texts: GGUF file or PROVIDER/MODEL [--model]")
     for split in (Split.TRAIN, Split.VALIDATION):
         add(f"--{split}", type=int, default=SIZES[split], help=f"Entries [{SIZES[split]}]")
@@ -124,36 +125,34 @@ async def _measure(
     chosen: argparse.Namespace, open_judge: OpenJudge, store: StoredRuns
 ) -> dict[str, Any]:
     sizes = {split: getattr(chosen, split) for split in SIZES}
+    other_sizes = sizes | {Split.SEALED: chosen.other_sealed or chosen.sealed}
     async with open_judge(ALL_ENTRIES) as judge:
-        splits = split_entries(judge.entries, sizes)
+        splits, other_splits = (split_entries(judge.entries, s) for s in (sizes, other_sizes))
         async with open_runs(chosen.model, chosen.server, chosen, judge, store) as (runs, provider):
             async with open_reflection(chosen, provider, store) as ask:
                 outcome = await evolve(chosen, splits, runs, ask)
             outcome.print()
             if outcome.best is not None:
                 _record_opening(store, outcome.best)
-            opened = [Opened(result_name(chosen.model), *await _open(runs, outcome, splits))]
+            opened = [await _open(chosen.model, runs, outcome, splits[Split.SEALED])]
         if chosen.other:
             async with open_runs(chosen.other, chosen.other_server, chosen, judge, store) as (
                 runs,
                 _,
             ):
-                opened.append(
-                    Opened(result_name(chosen.other), *await _open(runs, outcome, splits))
-                )
+                entries = other_splits[Split.SEALED]
+                opened.append(await _open(chosen.other, runs, outcome, entries))
     for found in opened:
-        found.print(splits[Split.SEALED], outcome)
+        found.print(outcome)
     return _figures(outcome, opened)
 
 
-async def _open(
-    runs: EntryRuns, outcome: Outcome, splits: dict[Split, list[Entry]]
-) -> tuple[list[JudgedRun], list[JudgedRun]]:
-    """Run the sealed entries, without and with the best candidate."""
-    before = await runs.run_all(CONFIGURED, splits[Split.SEALED])
+async def _open(spec: str, runs: EntryRuns, outcome: Outcome, entries: Sequence[Entry]) -> Opened:
+    """Run sealed entries, without and with the best candidate."""
+    before = await runs.run_all(CONFIGURED, entries)
     best = outcome.best
-    after = await runs.run_all(best.genome, splits[Split.SEALED]) if best else before
-    return before, after
+    after = await runs.run_all(best.genome, entries) if best else before
+    return Opened(result_name(spec), entries, before, after)
 
 
 @dataclass
@@ -205,6 +204,7 @@ class Opened:
     """The sealed entries with one model, without and with the best candidate."""
 
     model: str
+    entries: Sequence[Entry]
     before: list[JudgedRun]
     after: list[JudgedRun]
 
@@ -219,8 +219,9 @@ class Opened:
         pairs = [(b.right, a.right) for b, a in zip(self.before, self.after, strict=True)]
         return [round(bound, 4) for bound in paired_interval(pairs)]
 
-    def print(self, entries: Sequence[Entry], outcome: Outcome) -> None:
+    def print(self, outcome: Outcome) -> None:
         """Print the shares, also of each category."""
+        entries = self.entries
         (before, after), (low, high) = self.shares, self.interval
         state = "promoted" if outcome.promoted else "not promoted"
         if outcome.best is None:
@@ -441,15 +442,13 @@ def _direction(low: float, high: float) -> str:
 def _figures(outcome: Outcome, opened: Sequence[Opened]) -> dict[str, Any]:
     """The figures; a candidate that was not promoted changes nothing, and is named beside."""
     promoted, best = outcome.promoted, outcome.best
-    figures: dict[str, Any] = {
-        "sealed_cases": len(opened[0].before),
-        "sealed_promoted": promoted.proposal.patch if promoted else None,
-    }
+    figures: dict[str, Any] = {"sealed_promoted": promoted.proposal.patch if promoted else None}
     beside: dict[str, Any] = {}
     for prefix, found in zip(("sealed", "sealed_other"), opened, strict=False):
         before, after = found.shares
         figures |= {
             f"{prefix}_model": found.model,
+            f"{prefix}_cases": len(found.entries),
             f"{prefix}_before": round(before, 4),
             f"{prefix}_after": round(after if promoted else before, 4),
             f"{prefix}_interval": found.interval if promoted else [0.0, 0.0],

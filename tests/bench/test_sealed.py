@@ -153,13 +153,22 @@ async def test_a_rule_that_helps_is_found_promoted_and_carries_over(tmp_path: Pa
     async with model_server(server := PlantedServer()):
         figures = await measure(server, tmp_path / "runs.jsonl")
     assert RULE in figures["sealed_promoted"]["prompt"]
-    assert figures["sealed_cases"] == 40
+    assert figures["sealed_cases"] == figures["sealed_other_cases"] == 40
     for prefix, model in (("sealed", "qwen3-small"), ("sealed_other", "qwen3-large")):
         assert figures[f"{prefix}_model"] == model
         assert (figures[f"{prefix}_before"], figures[f"{prefix}_after"]) == (0.25, 1.0)
         low, high = figures[f"{prefix}_interval"]
         assert 0.5 < low < 0.75 < high < 1
     assert "sealed_not_promoted" not in figures
+
+
+async def test_another_model_can_be_tried_with_fewer_sealed_entries(tmp_path: Path) -> None:
+    async with model_server(server := PlantedServer()):
+        figures = await measure(server, tmp_path / "runs.jsonl", "--other-sealed", "12")
+    assert (figures["sealed_cases"], figures["sealed_other_cases"]) == (40, 12)
+    assert (figures["sealed_after"], figures["sealed_other_after"]) == (1.0, 1.0)
+    asked = {model: sum(a[0] == model for a in server.answered) for model, *_ in server.answered}
+    assert asked["qwen3-large"] == 24
 
 
 async def test_a_result_that_another_model_does_not_profit_from_is_said_so(
