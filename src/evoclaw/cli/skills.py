@@ -77,8 +77,8 @@ def skills() -> None:
 @skills.command("list", help="List skills (the default)")
 @json_option()
 def _list(*, as_json: bool) -> int:
-    folder, shelf, _ = _open_skills()
-    _print_all(shelf, folder, as_json=as_json)
+    folder, registry, _ = _open_skills()
+    _print_all(registry, folder, as_json=as_json)
     return exits.OK
 
 

@@ -99,17 +99,17 @@ def campaign_level(
     A candidate takes its index with its first verdict on validation, also an open one. So a
     validation that was interrupted and starts again keeps its index: it gets no second chance.
     """
-    begun: set[int] = set()
+    started: set[int] = set()
     passed: set[int] = set()
     for entry in entries:
         if entry.kind != "verdict" or entry.stage != Stage.VALIDATION or entry.candidate is None:
             continue
         if entry.candidate == candidate:
             break
-        begun.add(entry.candidate)
+        started.add(entry.candidate)
         if entry.passed:
             passed.add(entry.candidate)
-    return level_of(len(begun) + 1, len(passed), error_rate)
+    return level_of(len(started) + 1, len(passed), error_rate)
 
 
 def fisher_less(worse: int, better: int, runs: int) -> float:
