@@ -87,6 +87,17 @@ async def test_the_search_ends_with_its_own_limit_and_without_answers() -> None:
     assert await nothing.proposals(GepaSearch()) == []
 
 
+async def test_an_answer_that_repeats_what_the_model_was_shown_is_not_run() -> None:
+    def repeats(prompt: str) -> str:
+        return f"<text>{prompt.partition('The agent had it')[2]}</text>"
+
+    copied = Campaign(follows_rules, [case_of(name) for name in RULES], repeats)
+    silent = Campaign(follows_rules, [case_of(name) for name in RULES])
+    for run in (copied, silent):
+        assert await run.proposals(GepaSearch(max_runs=30)) == []
+    assert copied.runs == silent.runs
+
+
 async def test_a_cancelled_search_leaves_no_thread_and_no_task() -> None:
     started = asyncio.Event()
     ended: list[str] = []
