@@ -75,8 +75,7 @@ async def test_this_device_registers_a_worker_that_shows_messages(looker: Looker
 async def deliver(looker: Looker, message: JSON) -> None:
     """Give the service worker a decrypted message, as the browser does, and wait for what it shows.
 
-    Only then may the page ask for notifications: Chromium forgets those that are not on the screen
-    when they are listed.
+    The browser says when it has displayed it: polling its list once found none.
     """
     session: Any = await looker.page.context.new_cdp_session(looker.page)
     loop = asyncio.get_running_loop()
