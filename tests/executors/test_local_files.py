@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.core.messages import ErrorKind
 from evoclaw.executors.files import LocalFiles
+from evoclaw.executors.roots import MAX_SEARCHED_NAMES
 from tests.support.properties import examples
 
 
@@ -253,6 +254,18 @@ async def test_a_missing_path_is_answered_with_where_a_file_of_its_name_is(tmp_p
         await files.stat("how.md")
     with pytest.raises(ToolFailure, match=f"Did you mean '{tmp_path}/docs/deep/how.md'"):
         await files.stat(str(tmp_path / "docs" / "how.md"))
+
+
+async def test_only_so_many_names_are_searched_for_a_missing_path(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "plan.txt").write_text("x")
+    with pytest.raises(ToolFailure, match="Did you mean 'sub/plan.txt'"):
+        await LocalFiles(tmp_path).stat("plan.txt")
+    for number in range(MAX_SEARCHED_NAMES):
+        (tmp_path / f"{number:05}").touch()
+    with pytest.raises(ToolFailure) as failure:
+        await LocalFiles(tmp_path).stat("plan.txt")
+    assert "sub/plan.txt" not in failure.value.message
 
 
 async def test_files_are_removed_only_in_writable_roots(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import posixpath
+from collections import deque
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,8 +18,8 @@ from evoclaw.core.ops import STATE_FOLDER
 from evoclaw.executors.beneath import OPEN_FOLDER_FLAGS, open_beneath
 
 MAX_PATH_BYTES = 4096
-MAX_SEARCHED_FOLDERS = 300
-"""For a file of the name that was not found."""
+MAX_SEARCHED_NAMES = 1_000
+"""For the name of a missing file; one that is about to be created is missing, too."""
 MAX_SUGGESTED_PATHS = 3
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 INVALID_PATH_ERRNOS = (
@@ -145,23 +146,29 @@ class Roots:
     def _same_name(self, root: Root, name: str) -> list[str]:
         """Where else in a root the name is, in the folders that are reached first."""
         found: list[str] = []
-        try:
-            top = self.open(LocatedPath(root, ".", "."), OPEN_FOLDER_FLAGS)
-        except OSError:
-            return []
-        try:
-            device = os.fstat(top).st_dev
-            walk = os.fwalk(".", dir_fd=top, follow_symlinks=False)
-            for path, folders, files, opened in islice(walk, MAX_SEARCHED_FOLDERS):
-                if name in files or name in folders:
-                    found.append(posixpath.normpath(posixpath.join(path, name)))
-                is_mount = os.fstat(opened).st_dev != device
-                kept = () if is_mount else sorted(n for n in folders if not n.startswith("."))
-                folders[:] = kept
-        except OSError:  # a folder that was removed meanwhile: what was found until then
-            pass
-        finally:
-            os.close(top)
+        folders, left, device = deque(["."]), MAX_SEARCHED_NAMES, None
+        while folders and left > 0 and len(found) < MAX_SUGGESTED_PATHS:
+            path = folders.popleft()
+            try:
+                opened = self.open(LocatedPath(root, path, path), os.O_RDONLY | os.O_DIRECTORY)
+            except OSError:  # removed meanwhile, or not ours to read
+                continue
+            try:
+                at = os.fstat(opened).st_dev
+                device = at if device is None else device
+                if at != device:
+                    continue
+                with os.scandir(opened) as entries:
+                    read = sorted(islice(entries, left), key=lambda entry: entry.name)
+                left -= len(read)
+                for entry in read:
+                    inside = posixpath.normpath(posixpath.join(path, entry.name))
+                    if entry.name == name:
+                        found.append(inside)
+                    if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
+                        folders.append(inside)
+            finally:
+                os.close(opened)
         if root is not self.workspace:
             found = [posixpath.join(root.path, path) for path in found]
         return found[:MAX_SUGGESTED_PATHS]
