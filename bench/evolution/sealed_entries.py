@@ -223,15 +223,15 @@ class EntryRuns:
         return [task.result() for task in tasks]
 
     async def evaluate(self, genome: Genome, names: Sequence[str]) -> Evaluation:
-        """What a proposer sees of train entries: the functions, the calls, and what was wrong."""
+        """What a proposer sees of train entries: the functions, the calls, and the right ones."""
         entries = [self._entries[name] for name in names]
         runs = await self.run_all(genome, entries)
         return summed_up(
             [
                 Attempt(
                     case=entry["id"], split=Split.TRAIN, passed=run.right,
-                    problems=() if run.right else (run.why,), stop=StopReason.COMPLETED,
-                    turns=1, calls=0, cost=None, coverage=None,
+                    problems=() if run.right else (run.why, right_calls(entry)),
+                    stop=StopReason.COMPLETED, turns=1, calls=0, cost=None, coverage=None,
                     transcript=f"functions: {_signatures(entry)}\n{run.did}",
                 )
                 for entry, run in zip(entries, runs, strict=True)
@@ -304,6 +304,31 @@ def digest_of(spec: str, path: Path | None) -> str:
         return hashlib.sha256(spec.encode()).hexdigest()[:16]
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def right_calls(entry: Entry) -> str:
+    """What would have been right, in words."""
+    if not entry.get("answer"):
+        return "right: no call, as no function fits"
+    calls = [
+        {name: first_value(arguments)}
+        for call in entry["answer"]
+        for name, arguments in call.items()
+    ]
+    return f"right: {json.dumps(calls, ensure_ascii=False)}"
+
+
+def first_value(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Of the values that are right for each argument, the first; empty: it may be left out."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return first_value(value)
+        return [plain(item) for item in value] if isinstance(value, list) else value
+
+    return {
+        name: plain(values[0]) for name, values in arguments.items() if values and values[0] != ""
+    }
 
 
 def _signatures(entry: Entry) -> str:

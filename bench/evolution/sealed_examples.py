@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
 
-from bench.evolution.sealed_entries import CATEGORIES, Entry, question_of
+from bench.evolution.sealed_entries import CATEGORIES, Entry, first_value, question_of
 
 from evoclaw.core.messages import JSON
 from evoclaw.evolution.proposals import Proposal, ProposerContext
@@ -72,16 +71,3 @@ def example_of(entry: Entry) -> str:
         for name, arguments in call.items()
     ]
     return f"Example: {question} -> {json.dumps(calls, ensure_ascii=False)}"
-
-
-def first_value(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Of the values that are right for each argument, the first; empty: it may be left out."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return first_value(value)
-        return [plain(item) for item in value] if isinstance(value, list) else value
-
-    return {
-        name: plain(values[0]) for name, values in arguments.items() if values and values[0] != ""
-    }

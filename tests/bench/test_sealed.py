@@ -20,11 +20,12 @@ from bench.evolution.sealed_entries import (
     SIZES,
     Entry,
     StoredRuns,
+    first_value,
     question_of,
     recurring_tools,
     split_entries,
 )
-from bench.evolution.sealed_examples import example_of, first_value
+from bench.evolution.sealed_examples import example_of
 
 from evoclaw.core.profile import CallStyle
 from evoclaw.evolution.cases import Split

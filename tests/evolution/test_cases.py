@@ -127,7 +127,11 @@ FAILING: list[tuple[dict[str, Any], str]] = [
     ({"kind": "answer", "equals": "3"}, "the answer is"),
     ({"kind": "json_schema", "schema": {"type": "object", "required": ["m"]}}, "missing 'm'"),
     ({"kind": "json_schema", "schema": {"type": "object"}, "path": "a.txt"}, "is not JSON"),
-    ({"kind": "called", "tool": "read", "times": 2}, "read was called 1 times"),
+    ({"kind": "called", "tool": "read", "times": 2}, "read was called 1 of 2 times"),
+    (
+        {"kind": "called", "tool": "read", "arguments": {"path": "other.txt"}},
+        'read was called 0 times with {"path":"other.txt"}',
+    ),
     ({"kind": "called", "tool": "bash"}, "bash was called 0 times"),
     ({"kind": "not_called", "tool": "bash"}, "bash was called"),
     ({"kind": "max_cost", "dollars": 0.01}, "it cost $0.0200"),

@@ -145,7 +145,11 @@ class CalledCheck(_Check, frozen=True, kw_only=True, tag="called"):
         found = sum(
             call.succeeded and _is_like(call, self.tool, self.arguments) for call in run.calls
         )
-        return "" if found >= self.times else f"{self.tool} was called {found} times"
+        if found >= self.times:
+            return ""
+        often = f"{found} of {self.times} times" if self.times > 1 else f"{found} times"
+        wanted = f" with {msgspec.json.encode(self.arguments).decode()}" if self.arguments else ""
+        return f"{self.tool} was called {often}{wanted}"
 
 
 class NotCalledCheck(_Check, frozen=True, kw_only=True, tag="not_called"):

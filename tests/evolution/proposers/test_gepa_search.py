@@ -19,7 +19,7 @@ from evoclaw.core.profile import CallStyle
 from evoclaw.evolution.cases import CaseFile
 from evoclaw.evolution.evaluation import Evaluation
 from evoclaw.evolution.proposers.genome_texts import GenomeTexts
-from evoclaw.evolution.proposers.gepa_search import GepaSearch
+from evoclaw.evolution.proposers.gepa_search import GepaSearch, with_line
 from evoclaw.evolution.proposers.reflection import is_outside_text
 from evoclaw.evolution.recorded_results import RecordedResults
 from evoclaw.providers.scripted import calls, says
@@ -141,15 +141,79 @@ async def test_descriptions_of_used_tools_and_notes_are_searched_too() -> None:
 
     def answer(prompt: str) -> str:
         if "one line each" in prompt:
-            return "<text>Ask first.\n\nThen act.</text>"
+            return "<line>1: Ask first.</line>"
         return "<text>In metres.</text>" if "tool weather" in prompt else ""
 
     cases = [case_of("notes"), case_of("both")]
     (best, *_) = await Campaign(rule, cases, answer).proposals(GepaSearch())
     assert best.patch == {
-        "notes": ["Ask first.", "Then act."],
+        "notes": ["Ask first."],
         "tools": {"weather": {"description": "In metres."}},
     }
+
+
+async def test_notes_change_by_one_line() -> None:
+    lines = {"a": "1: Say please.", "b": "2: Be brief.", "c": "2: Use metres and be brief."}
+
+    def follows_notes(request: Request) -> Reply:
+        text = lines[task_of(request)].partition(": ")[2]
+        return says("yes" if text in prompt_of(request) else "no")
+
+    def answer(prompt: str) -> str:
+        if "one line each" not in prompt:
+            return ""
+        shown.append(prompt.partition("Its lines now:\n")[2].partition("\n\n")[0])
+        failed = re.search(r'"task":"Task (\w)\.","passed":false', prompt)
+        assert failed is not None
+        return f"<line>{lines[failed[1]]}</line>"
+
+    shown: list[str] = []
+    run = Campaign(follows_notes, [case_of(name) for name in lines], answer)
+    run.genome = Genome(notes=("Be kind.",))
+    found = await run.proposals(GepaSearch())
+    assert found[0].patch["notes"] == ["Say please.", "Use metres and be brief."]
+    assert shown[:2] == ["1: Be kind.", "1: Say please."]
+
+
+@pytest.mark.parametrize(
+    ("answer", "changed"),
+    [
+        ("1: New.", "New.\nb"),
+        ("3: New.", "a\nb\nNew."),
+        ("900 : New.", "a\nb\nNew."),
+        ("New.", ""),
+        ("0: New.", ""),
+        ("2:", ""),
+        ("2: New.\nAnd more.", ""),
+        ("", ""),
+    ],
+)
+def test_an_answer_replaces_a_line_or_adds_one(answer: str, changed: str) -> None:
+    assert with_line(["a", "b"], answer) == changed
+
+
+async def test_a_text_of_several_lines_is_written_again_and_changed_by_a_line_in_turn() -> None:
+    asked: list[str] = []
+
+    def answer(prompt: str) -> str:
+        if "its instructions" not in prompt:
+            return ""
+        asked.append("line" if "<line>" in prompt else "text")
+        return "<line>2: Say please.</line>"
+
+    run = Campaign(follows_rules, [case_of("a")], answer, agent=Agent("bob", "", "Help.\nRun."))
+    (best, *_) = await run.proposals(GepaSearch())
+    assert best.patch == {"prompt": "Help.\nSay please."}
+    assert asked == ["text", "line"]
+
+
+async def test_the_description_of_a_tool_is_changed_only_for_runs_that_read_it() -> None:
+    others = [case_of(name, tools=[]) for name in "abcdefgh"]
+    user = case_of("weather")
+    run = Campaign(lambda request: says("no"), [*others, user])
+    await run.proposals(GepaSearch(max_runs=400))
+    about = [prompt for prompt in run.prompts if "tool weather" in prompt]
+    assert about and all('"task":"Task weather."' in prompt for prompt in about)
 
 
 async def test_the_tool_prompt_of_a_model_with_calls_in_text_is_searched_from_the_shipped_one() -> (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from evoclaw.core.events import CallStarted
 from evoclaw.core.genome import Genome, ToolText
@@ -24,7 +24,8 @@ class GenomeTexts:
 
     def __init__(self, context: ProposerContext) -> None:
         self._context = context
-        genome, own = context.genome, _descriptions(context)
+        genome, self._users = context.genome, _tool_users(context)
+        own = _descriptions(context, self._users)
         self.now: dict[str, str] = {
             PROMPT: genome.prompt or context.agent.prompt,
             NOTES: "\n".join(genome.notes),
@@ -50,6 +51,12 @@ class GenomeTexts:
             )
         name = part.removeprefix(TOOL_PREFIX)
         return f"the description of its tool {name}, beside the JSON Schema of the arguments"
+
+    def is_read_by(self, part: str, cases: Collection[str]) -> bool:
+        """Whether the model of a run of any of these cases may read a part."""
+        if not part.startswith(TOOL_PREFIX):
+            return True
+        return not self._users[part.removeprefix(TOOL_PREFIX)].isdisjoint(cases)
 
     def max_chars(self, part: str) -> int:
         """The longest text that a part may have."""
@@ -85,15 +92,24 @@ class GenomeTexts:
         return all((word in text) == (word in shipped) for word in _KEPT_PLACEHOLDERS)
 
 
-def _descriptions(context: ProposerContext) -> dict[str, str]:
-    """The tools that the train cases use, with their own descriptions."""
+def _tool_users(context: ProposerContext) -> dict[str, set[str]]:
+    """The tools that the train cases use, each with the names of its cases."""
+    users: dict[str, set[str]] = {}
+    for file in context.cases:
+        case = file.case
+        used = [tool.name for tool in case.tools]
+        used += [result.tool for result in case.results]
+        used += [check.tool for check in case.checks if isinstance(check, CalledCheck)]
+        events = (record.event for record in file.records())
+        used += [event.name for event in events if isinstance(event, CallStarted)]
+        for name in used:
+            users.setdefault(name, set()).add(file.name)
+    return users
+
+
+def _descriptions(context: ProposerContext, names: Iterable[str]) -> dict[str, str]:
+    """The own descriptions of tools."""
     known = {tool.name: tool.description for tool in context.tools}
-    used: dict[str, None] = {}
     for case in context.cases:
         known |= {tool.name: tool.description for tool in case.case.tools}
-        used |= dict.fromkeys(tool.name for tool in case.case.tools)
-        used |= dict.fromkeys(result.tool for result in case.case.results)
-        used |= dict.fromkeys(c.tool for c in case.case.checks if isinstance(c, CalledCheck))
-        events = (record.event for record in case.records())
-        used |= dict.fromkeys(event.name for event in events if isinstance(event, CallStarted))
-    return {name: known[name] for name in used if name in known}
+    return {name: known[name] for name in names if name in known}

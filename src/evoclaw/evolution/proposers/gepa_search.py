@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
+from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from threading import Lock
@@ -20,7 +22,7 @@ from evoclaw.core.messages import JSON
 from evoclaw.evolution.cases import CaseFile
 from evoclaw.evolution.evaluation import Attempt
 from evoclaw.evolution.proposals import CampaignBudgetSpent, Proposal, ProposerContext
-from evoclaw.evolution.proposers.genome_texts import GenomeTexts
+from evoclaw.evolution.proposers.genome_texts import NOTES, GenomeTexts
 from evoclaw.evolution.proposers.reflection import (
     answered_text,
     ask_model,
@@ -46,6 +48,22 @@ Write a better text. Say what helps with tasks of this kind in general: do not n
 and do not give their answers. Keep what works. At most {limit} characters.
 
 Answer with the new text between <text> and </text>."""
+_LINE_TASK = """You improve one text of an agent that works with tools, by one line. The text is
+{what}.
+
+Its lines now:
+{text}
+
+The agent had it in these runs:
+{data}
+
+Write one line that would have prevented the mistakes: a new line with the number {new}, or a better
+one with the number of the line that it replaces. Say what helps with tasks of this kind in general:
+do not name single tasks, and do not give their answers. At most {limit} characters.
+
+Answer with the number, a colon and the line, between <line> and </line>."""
+MAX_LINE_CHARS = 400
+_NUMBERED_LINE = re.compile(r"(\d{1,4})\s*:\s*(\S.*)")
 _Result = TypeVar("_Result")
 
 _log = logging.getLogger(__name__)
@@ -133,6 +151,8 @@ class _Search:
         self._found: list[_Found] = []
         self._round_of_gain = 0
         self._runs = 0
+        self._asked: Counter[str] = Counter()
+        """How often the reflecting model was asked for each part."""
         self._is_untrusted = False
 
     async def run(self) -> None:
@@ -179,6 +199,7 @@ class _Search:
                 adapter=adapter,
                 reflection_minibatch_size=min(MINIBATCH_CASES, len(self._context.cases)),
                 max_metric_calls=self._max_runs,
+                module_selector=adapter._next_part,
                 stop_callbacks=adapter._is_done,
                 callbacks=[adapter],
                 logger=adapter,
@@ -191,6 +212,26 @@ class _Search:
     def _is_done(self, gepa_state: Any) -> bool:
         is_stuck = gepa_state.i - self._round_of_gain > MAX_ROUNDS_WITHOUT_GAIN
         return is_stuck or any(found.score >= 1 for found in self._found)
+
+    def _next_part(
+        self,
+        state: Any,
+        trajectories: Sequence[_CaseRuns],
+        scores: Sequence[float],
+        candidate_index: int,
+        candidate: Mapping[str, str],
+    ) -> list[str]:
+        """Selector of gepa: the parts in turn, without those that no case of these runs reads."""
+        turns: list[int] = state.named_predictor_id_to_update_next_for_program_candidate
+        parts: list[str] = state.list_of_named_predictors
+        cases = {run.case.name for run in trajectories}
+        first = turns[candidate_index]
+        for step in range(len(parts)):
+            part = parts[(first + step) % len(parts)]
+            if self._texts.is_read_by(part, cases):
+                turns[candidate_index] = (first + step + 1) % len(parts)
+                return [part]
+        return []
 
     def log(self, message: str) -> None:
         """Logger of gepa."""
@@ -256,19 +297,42 @@ class _Search:
         """Adapter of gepa: ask the reflecting model for new texts."""
         new: dict[str, str] = {}
         for name in components_to_update:
-            text = candidate[name]
-            limit = self._texts.max_chars(name)
-            prompt = _TASK.format(
-                what=self._texts.meaning(name),
-                text=text or "(empty)",
-                data=data_lines(reflective_dataset[name]),
-                limit=limit,
-            )
-            answer = self._bridge.wait(ask_model(self._context, prompt))
-            changed = answered_text(answer, "text", limit)
-            if changed and changed != text:
+            changed = self._changed(name, candidate[name], reflective_dataset[name])
+            if changed and changed != candidate[name]:
                 new[name] = changed
         return new
+
+    def _changed(self, name: str, text: str, runs: Sequence[Mapping[str, JSON]]) -> str:
+        """A part as the reflecting model wants it; empty if it has no usable answer.
+
+        Notes change by one line. Other texts of several lines are written again, or change by one
+        line, in turn: a small model writes a good line, and cannot write a long text again.
+        """
+        lines, limit = text.splitlines(), self._texts.max_chars(name)
+        is_by_line = name == NOTES or (len(lines) > 1 and self._asked[name] % 2 == 1)
+        self._asked[name] += 1
+        what, data = self._texts.meaning(name), data_lines(runs)
+        if not is_by_line:
+            prompt = _TASK.format(what=what, text=text or "(empty)", data=data, limit=limit)
+            return answered_text(self._ask(prompt), "text", limit)
+        numbered = "\n".join(f"{n}: {line}" for n, line in enumerate(lines, 1)) or "(none)"
+        prompt = _LINE_TASK.format(
+            what=what, text=numbered, data=data, new=len(lines) + 1, limit=MAX_LINE_CHARS
+        )
+        changed = with_line(lines, answered_text(self._ask(prompt), "line", MAX_LINE_CHARS))
+        return changed if len(changed) <= limit else ""
+
+    def _ask(self, prompt: str) -> str:
+        return self._bridge.wait(ask_model(self._context, prompt))
+
+
+def with_line(lines: Sequence[str], answer: str) -> str:
+    """The lines with the one of an answer such as `3: Be brief.`; empty if it is none."""
+    found = _NUMBERED_LINE.fullmatch(answer)
+    if found is None or int(found[1]) < 1:
+        return ""
+    number = int(found[1])
+    return "\n".join((*lines[: number - 1], found[2], *lines[number:]))
 
 
 def _rate(attempts: Sequence[Attempt]) -> float:
