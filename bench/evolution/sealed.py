@@ -91,6 +91,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--examples", type=int, default=EXAMPLE_SETS, help=f"Example sets [{EXAMPLE_SETS}]")
     add("--parallel", type=int, default=1, help="Requests at the same time [1]")
     add("--threads", type=int, help="Threads of a started server [all processors]")
+    closed = "Search and validate only: the sealed entries stay closed, so that a person can decide"
+    add("--keep-closed", action="store_true", help=closed)
     add("--allow", nargs="*", default=[], help="Entries that a person allows to get worse, by id")
 
 
@@ -132,6 +134,9 @@ async def _measure(
             async with open_reflection(chosen, provider, store) as ask:
                 outcome = await evolve(chosen, splits, runs, ask)
             outcome.print()
+            if chosen.keep_closed:
+                print("the sealed entries were not opened")
+                return {}
             if outcome.best is not None:
                 _record_opening(store, outcome.best)
             opened = [await _open(chosen.model, runs, outcome, splits[Split.SEALED])]

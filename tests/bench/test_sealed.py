@@ -209,10 +209,17 @@ async def test_a_candidate_that_breaks_an_entry_is_promoted_only_if_a_person_all
 ) -> None:
     splits = split_entries(PlantedJudge().entries, SIZES | {Split.VALIDATION: 24})
     broken = next(e for e in splits[Split.VALIDATION] if e["category"] == "irrelevance")
+    sealed = splits[Split.SEALED]
     server, store = PlantedServer(), tmp_path / "runs.jsonl"
     server.breaks = {question_of(broken)}
     async with model_server(server):
+        assert await measure(server, store, "--keep-closed") == {}
+        out = capsys.readouterr().out
+        assert f"rejected: cases that passed before fail now: {broken['id']}" in out
+        assert not StoredRuns(store).keys("opening")
+        assert not any(question_of(e) in said for e in sealed for _, _, said in server.answered)
         figures = await measure(server, store)
+        assert len(StoredRuns(store).keys("opening")) == 1
         assert figures["sealed_promoted"] is None
         assert figures["sealed_before"] == figures["sealed_after"] == 0.25
         assert figures["sealed_interval"] == [0.0, 0.0]
