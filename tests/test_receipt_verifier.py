@@ -208,6 +208,42 @@ def test_a_swapped_signature_is_reported() -> None:
     assert sum("signature is wrong" in one for one in wrong(lines)) == 2
 
 
+def other_texts(text: str) -> list[str]:
+    """Texts that lax base64 decodes to the same bytes: unused bits, padding, skipped signs."""
+    letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+    next_letter = letters[letters.index(text[-1]) + 1]
+    return [text[:-1] + next_letter, f"{text}==", f"{text}\n", f"!{text}"]
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_another_text_of_the_same_signature_is_reported(number: int) -> None:
+    lines = bundle()
+    lines[1]["signature"] = other_texts(lines[1]["signature"])[number]
+    assert sum("signature is wrong" in one for one in wrong(lines)) == 1
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_another_text_of_the_lineages_own_key_approves_nothing(number: int) -> None:
+    body: dict[str, Any] = {
+        "v": 1, "agent": "helper", "number": 1, "prev": "", "at": 1.0, "key": HUB.public_key,
+        "kind": "proposal", "digest": "", "by": "search", "parent": "",
+    }  # fmt: skip
+
+    def line(**other: Any) -> dict[str, Any]:
+        text = verify.canonical(body | other)
+        return {"type": "genome", "body": text, "signature": HUB.sign_genome(text.encode())}
+
+    proposal = line()
+    hash_ = verify.digest(body)
+    proof = {
+        "approval": "key", "key": other_texts(HUB.public_key)[number],
+        "signature": HUB.sign_approval(hash_),
+    }  # fmt: skip
+    verdict = {"kind": "verdict", "candidate": 1, "stage": "approval", "passed": True}
+    approval = line(number=2, prev=hash_, scores=proof, **verdict)
+    assert any("signature of the approval is wrong" in one for one in wrong([proposal, approval]))
+
+
 def test_a_replayed_receipt_and_one_of_another_device_are_reported() -> None:
     lines = bundle()
     assert any("twice (a replay)" in one for one in wrong([*lines[:3], lines[2], *lines[3:]]))

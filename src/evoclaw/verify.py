@@ -27,7 +27,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from base64 import urlsafe_b64decode
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -291,12 +291,19 @@ def _is_signature_valid(
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     try:
-        # Padding beyond what is needed is ignored.
-        public = Ed25519PublicKey.from_public_bytes(urlsafe_b64decode(key + "=="))
-        public.verify(urlsafe_b64decode(signature + "=="), prefix + body.encode())
+        public = Ed25519PublicKey.from_public_bytes(_decoded(key))
+        public.verify(_decoded(signature), prefix + body.encode())
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+def _decoded(text: str) -> bytes:
+    """The bytes of base64url; only of the one text that encodes them, or it could be changed."""
+    data = urlsafe_b64decode(text + "==")  # padding beyond what is needed is ignored
+    if urlsafe_b64encode(data).rstrip(b"=").decode() != text:
+        raise ValueError("not base64url")
+    return data
 
 
 def check_chain(receipts: list[ReceiptEntry], *, partial: bool) -> list[str]:
