@@ -62,6 +62,31 @@ def test_search_prints_one_sanitized_line_per_record_without_secrets(typed: Typi
     assert "\x1b" not in out and TOKEN not in out
 
 
+def test_search_says_which_step_of_evolution_a_record_is(typed: Typing, data: Path) -> None:
+    steps: list[tuple[str, dict[str, Any]]] = [
+        ("evolution", {"what": "proposal", "reason": "answers were long"}),
+        ("evolution", {"what": "verdict", "candidate": 5, "stage": "safety", "passed": False}),
+        ("evolution", {"what": "verdict", "candidate": 6, "stage": "canary", "passed": None}),
+        ("evolution", {"what": "change", "candidate": 7, "version": 2, "reason": "short"}),
+        ("genome", {"version": 3, "reason": "by hand"}),
+        ("genome_rollout", {"rollout": "r1", "what": "halted", "reason": "calls fail"}),
+    ]
+    with audit_in(data, Clock()) as opened:
+        for kind, fields in steps:
+            opened.record(kind, ANN, **fields)
+
+    _, out = typed("search")
+    ends = [" ".join(line.split()[2:]) for line in out.splitlines()[-len(steps) :]]
+    assert ends == [
+        "evolution proposal: answers were long",
+        "evolution verdict of candidate 5 safety failed",
+        "evolution verdict of candidate 6 canary started",
+        "evolution change of candidate 7 version 2: short",
+        "genome version 3: by hand",
+        "genome_rollout halted: calls fail",
+    ]
+
+
 def test_search_json_prints_complete_records(typed: Typing) -> None:
     _, out = typed("search", "--tool", "bash", "--text", "echo 3", "--json")
 

@@ -150,7 +150,7 @@ def machine_of(result: ToolResult) -> str:
 
 
 def audit_line(fields: Mapping[str, JSON]) -> str:
-    """Time, agent, tool and machine or kind, result, verdict, and parameters or reason."""
+    """Time, agent, tool and machine or kind, result, verdict, step, and parameters or reason."""
 
     def text(name: str) -> str:
         value: JSON = fields.get(name)
@@ -160,8 +160,22 @@ def audit_line(fields: Mapping[str, JSON]) -> str:
     parameters = ""
     if "parameters" in fields:
         parameters = msgspec.json.encode(fields["parameters"]).decode()
-    details = parameters or text("reason") or text("model")
+    reason = parameters or text("reason") or text("model")
+    details = ": ".join(filter(None, (_step_of(fields), reason)))
     machine = "" if text("device") == text("agent_id") else text("device")
     what = (text("tool") or text("kind")) + on_machine(machine)
     line = f"{text('timestamp')} {text('agent_id'):12} {what:14} {text('result'):10} {verdict:16} "
     return one_line(line + details, 200) if details else clean(line).rstrip()
+
+
+def _step_of(fields: Mapping[str, JSON]) -> str:
+    """A step of evolution or of a roll-out: what it was, of which candidate, and how it ended."""
+    found = [str(fields.get("what") or "")]
+    if (candidate := fields.get("candidate")) is not None:
+        found.append(f"of candidate {candidate}")
+    if stage := fields.get("stage"):
+        passed = fields.get("passed")
+        found += [str(stage), "started" if passed is None else "passed" if passed else "failed"]
+    if (version := fields.get("version")) is not None:
+        found.append(f"version {version}")
+    return " ".join(filter(None, found))
