@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable
 from typing import Annotated, TypeVar
 
@@ -92,15 +91,6 @@ class CaseView(Struct, frozen=True):
     """Whether calls are answered from a record, and none is executed."""
     checks: int
     """How many checks decide."""
-
-
-class CaseList(Struct, frozen=True):
-    """The cases of this service."""
-
-    items: tuple[CaseView, ...]
-    """The valid cases, by name."""
-    problems: tuple[str, ...]
-    """What is wrong with the other files."""
 
 
 class GenomeChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -238,14 +228,6 @@ async def roll_back_genome(
     return view
 
 
-@get("/v1/cases", scope=TokenScope.EVOLUTION_READ, tags=TAGS)
-async def list_cases(parts: InjectedDependencies, caller: InjectedCaller) -> CaseList:
-    """List the cases for evaluations; their tasks and checks stay on the service's machine."""
-    check_operator(parts, caller)
-    found, problems = await asyncio.to_thread(require(parts.cases, "cases").read)
-    return CaseList(tuple(map(case_view, found)), tuple(problems))
-
-
 def case_view(case: CaseFile) -> CaseView:
     """What a caller sees of a case."""
     found = case.case
@@ -381,5 +363,4 @@ ROUTES: tuple[HTTPRouteHandler, ...] = (
     export_genome,
     change_genome,
     roll_back_genome,
-    list_cases,
 )
