@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from msgspec.structs import replace
+
+from evoclaw.core.evolution_settings import AgentEvolution
 from evoclaw.core.messages import JSON
 from evoclaw.evolution.candidates import STAGES, Stage
 from evoclaw.evolution.lineage import GenomeLineage
 from evoclaw.evolution.lineage_entries import LineageEntry
-from tests.support.service import running_service
+from evoclaw.trust.receipts import DeviceKey
+from tests.support.service import AGENT, Answer, running_service
 
 CANDIDATES = "/v1/agents/helper/candidates"
 
@@ -144,6 +148,54 @@ async def test_only_a_person_of_the_operator_decides_and_only_if_it_is_audited(
             up.house.audit.failing = ""
         assert (await reader.get(path)).json["candidate"]["stage"] == "approval"
         assert (await person.post(f"{path}/decision", body)).status == 200
+
+
+async def test_a_release_pipeline_approves_over_http_with_a_key_of_its_own(tmp_path: Path) -> None:
+    release, other = DeviceKey(bytes(range(1, 33))), DeviceKey(bytes(range(2, 34)))
+    orchestrators = DeviceKey(bytes(32))
+    accepted = (release.public_key, orchestrators.public_key)
+    async with running_service(tmp_path) as up:
+        agents = cast(dict[str, Any], up.house.talks.agents)
+        agents["helper"] = replace(AGENT, evolution=AgentEvolution(approver_keys=accepted))
+        lineage = up.house.genomes
+        program = await up.client_with("evolution:read", "evolution:write")
+        first, second = await propose(lineage, "Be brief."), await propose(lineage, "Be loud.")
+        foreign = await propose(lineage, "Be kind.", untrusted=True)
+        for candidate in (first, second, foreign):
+            await pass_until(lineage, candidate, Stage.APPROVAL)
+        shown = {one["number"]: one for one in (await program.get(CANDIDATES)).json["items"]}
+        assert "untrusted origin" in shown[foreign.number]["person_needed"]
+        assert shown[first.number]["person_needed"] == ""
+
+        async def decide(candidate: LineageEntry, key: DeviceKey, of: int, **more: str) -> Answer:
+            signature = f"{key.public_key}:{key.sign_approval(shown[of]['hash'])}"
+            path = f"{CANDIDATES}/{candidate.number}/decision"
+            return await program.post(path, {"decision": "approve", "signature": signature, **more})
+
+        refusals = [
+            (await decide(first, other, first.number), "not one of the approver_keys"),
+            (await decide(first, orchestrators, first.number), "the key of the orchestrator"),
+            (await decide(first, release, second.number), "the signature is not one of candidate"),
+            (await decide(foreign, release, foreign.number), "only a person can approve"),
+        ]
+        for refused, why in refusals:
+            assert (refused.status, refused.code) == (403, "forbidden")
+            assert why in refused.json["error"]["message"]
+        rejected = await decide(first, release, first.number, decision="reject", reason="no")
+        assert (rejected.status, rejected.code) == (422, "invalid")
+        approved = await decide(first, release, first.number, reason="tests are green")
+        assert (approved.status, approved.json["stage"]) == (200, "shadow")
+        last = approved.json["stages"][-1]
+        assert last["by"] == f"key {release.public_key[:8]}"
+        assert (last["reason"], last["evidence"]["key"]) == ("tests are green", release.public_key)
+        again = await decide(first, release, first.number)
+        assert (again.status, again.code) == (409, "not_waiting")
+        stranger = await up.client_with("*", tenant="acme")
+        body: JSON = {"decision": "approve", "signature": f"{'A' * 43}:{'A' * 86}"}
+        reader = await up.client_with("evolution:read")
+        for client in (stranger, reader):
+            path = f"{CANDIDATES}/{second.number}/decision"
+            assert (await client.post(path, body)).status == 403
 
 
 async def test_a_promoted_and_rolled_back_candidate_says_which_version_it_was(

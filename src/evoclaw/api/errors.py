@@ -31,7 +31,7 @@ from evoclaw.core.errors import (
     ProviderErrorKind,
 )
 from evoclaw.core.messages import JSON
-from evoclaw.evolution.approval import ApprovalRefused
+from evoclaw.evolution.approval import ApprovalRefused, SignatureRefused
 from evoclaw.evolution.evaluation_service import (
     EvaluationEnded,
     EvaluationNotFound,
@@ -89,6 +89,7 @@ _STATUS_BY_ERROR: Mapping[type[EvoClawError], tuple[int, str]] = {
     GenomeNotFound: (404, "not_found"),
     GenomeChanged: (409, "genome_changed"),
     ApprovalRefused: (409, "not_waiting"),
+    SignatureRefused: (403, "forbidden"),
     SealedOpened: (409, "opened_before"),
     EvaluationNotFound: (404, "not_found"),
     EvaluationRunning: (409, "busy"),

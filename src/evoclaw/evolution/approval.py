@@ -21,6 +21,10 @@ class ApprovalRefused(EvoClawError):
     """A candidate cannot be approved or rejected, or not in this way."""
 
 
+class SignatureRefused(ApprovalRefused):
+    """A key, or its signature, cannot approve this candidate."""
+
+
 async def approve(
     lineage: GenomeLineage, agent: str, number: int, *, by: str, reason: str = ""
 ) -> LineageEntry:
@@ -41,6 +45,7 @@ async def approve_by_key(
     key: str,
     signature: str,
     accepted: Sequence[str],
+    reason: str = "",
 ) -> LineageEntry:
     """Approve a candidate by the signature of one of the accepted keys.
 
@@ -50,28 +55,28 @@ async def approve_by_key(
     _check_stage(agent, candidate)
     proposal = candidate.proposal
     if key not in accepted:
-        raise ApprovalRefused(
+        raise SignatureRefused(
             f"the key {key[:80]!r} is not one of the approver_keys of agent {agent!r}; add it to "
             "[agents.evolution], or approve as a person"
         )
     if key == proposal.key:
-        raise ApprovalRefused(
+        raise SignatureRefused(
             "the key of the orchestrator cannot approve what the orchestrator proposed; sign with "
             "another key"
         )
     if why := person_needed(candidate):
-        raise ApprovalRefused(
+        raise SignatureRefused(
             f"only a person can approve candidate {number}: {why}; use `evoclaw evolve approve`"
         )
     if not is_approval_valid(key, signature, entry_hash(proposal)):
-        raise ApprovalRefused(
+        raise SignatureRefused(
             f"the signature is not one of candidate {number} by that key; sign its hash with "
             "`evoclaw evolve sign`"
         )
     evidence: dict[str, JSON] = {"approval": "key", "key": key, "signature": signature}
     return await lineage.add_verdict(
         agent, proposal, Stage.APPROVAL, passed=True, after=last, by=f"key {key[:8]}",
-        evidence=evidence,
+        reason=reason, evidence=evidence,
     )  # fmt: skip
 
 

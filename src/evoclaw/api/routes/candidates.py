@@ -11,10 +11,11 @@ from litestar.params import JSONBody, PathParameter
 from msgspec import Meta, Struct
 
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
-from evoclaw.api.errors import ApiError, not_found
+from evoclaw.api.errors import ApiError, not_found, require
 from evoclaw.api.routes.genomes import (
     TAGS,
     check_agent,
+    check_audited,
     editable_lineage,
     lineage_for,
     user_of,
@@ -22,7 +23,7 @@ from evoclaw.api.routes.genomes import (
 from evoclaw.api.routes.parameters import AgentName, Reason
 from evoclaw.core.genome import CONFIGURED
 from evoclaw.core.messages import JSON
-from evoclaw.evolution.approval import approve, reject
+from evoclaw.evolution.approval import approve, approve_by_key, person_needed, reject
 from evoclaw.evolution.candidates import (
     STAGES,
     Candidate,
@@ -31,7 +32,12 @@ from evoclaw.evolution.candidates import (
     fold_candidates,
 )
 from evoclaw.evolution.lineage import GenomeChanged
-from evoclaw.evolution.lineage_entries import LineageEntry, changes_between, genome_of
+from evoclaw.evolution.lineage_entries import (
+    LineageEntry,
+    changes_between,
+    entry_hash,
+    genome_of,
+)
 from evoclaw.orchestrator.people.access import TokenScope
 
 CandidateNumber = Annotated[
@@ -85,6 +91,10 @@ class CandidateView(Struct, frozen=True, kw_only=True):
     """The version that it became; null: it was not promoted."""
     stages: tuple[StageView, ...]
     """The stages that have started, in their order."""
+    hash: str
+    """That of its proposal: what a key signs to approve it."""
+    person_needed: str
+    """Why only a person can approve it; empty: a key can, too."""
 
 
 class CandidateList(Struct, frozen=True):
@@ -118,6 +128,9 @@ class CandidateDecision(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """`approve` moves it to the next stage; `reject` ends it."""
     reason: Reason = ""
     """Why, for people; a rejection needs one."""
+    signature: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{43}:[A-Za-z0-9_-]{86}$")] | None = None
+    """`KEY:SIGNATURE` of one of the `approver_keys` over the hash of the candidate, as `evoclaw
+    evolve sign` prints it; it approves instead of a person. Null: a person decides."""
     after: Annotated[int, Meta(ge=0, le=1_000_000_000)] | None = None
     """The number of the last entry of the lineage that you saw; another one is refused. Null:
     any."""
@@ -169,22 +182,43 @@ async def decide_candidate(
 ) -> CandidateView:
     """Approve a candidate that waits for a person, or reject one at any stage.
 
-    Only a person may: the token also needs the scope `human`.
+    Only a person may, so the token also needs the scope `human`; not for an approval with a
+    `signature`.
     """
-    lineage = editable_lineage(parts, caller)
+    if data.signature is None:
+        lineage = editable_lineage(parts, caller)
+    else:
+        lineage = lineage_for(parts, caller)
+        check_audited(parts)
     check_agent(parts, name)
-    if data.decision == "reject" and not data.reason.strip():
-        raise ApiError(422, "invalid", "A rejection needs a reason: say why in `reason`.")
+    _check_decision(data)
     entries = await lineage.history(name)
     if data.after is not None and data.after != len(entries):
         raise GenomeChanged(name)
     _find(entries, number)
-    decide, by = approve if data.decision == "approve" else reject, user_of(caller)
-    entry = await decide(lineage, name, number, by=by, reason=data.reason)
+    if data.signature is None:
+        decide, by = approve if data.decision == "approve" else reject, user_of(caller)
+        entry = await decide(lineage, name, number, by=by, reason=data.reason)
+    else:
+        key, _, signed = data.signature.partition(":")
+        accepted = require(parts.conversations, "agents").agents[name].evolution.approver_keys
+        entry = await approve_by_key(
+            lineage, name, number, key=key, signature=signed, accepted=accepted, reason=data.reason
+        )
     if parts.lineage_audit is not None:
         await parts.lineage_audit.record(entry, caller.principal)
     entries = await lineage.history(name)
     return _view(_find(entries, number), entries)
+
+
+def _check_decision(data: CandidateDecision) -> None:
+    if data.decision == "approve":
+        return
+    if data.signature is not None:
+        text = "A signature approves a candidate: a person rejects it, without `signature`."
+        raise ApiError(422, "invalid", text)
+    if not data.reason.strip():
+        raise ApiError(422, "invalid", "A rejection needs a reason: say why in `reason`.")
 
 
 def _find(entries: Iterable[LineageEntry], number: int) -> Candidate:
@@ -217,6 +251,8 @@ def _view(candidate: Candidate, entries: Sequence[LineageEntry]) -> CandidateVie
         parent_version=before[-1] if before else 0,
         version=promoted[-1].version if promoted else None,
         stages=tuple(_stage(verdicts[stage]) for stage in STAGES if stage in verdicts),
+        hash=entry_hash(proposal),
+        person_needed=person_needed(candidate),
     )
 
 
