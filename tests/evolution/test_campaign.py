@@ -104,6 +104,17 @@ def test_the_proposers_are_asked_once_a_day() -> None:
     assert only(steps(asked, changed)) == Propose(), "a person changed the genome"
 
 
+def test_a_persons_request_has_the_proposers_asked_again_until_the_round_ends() -> None:
+    asked = entry(1, "campaign")
+    request = entry(2, "campaign", at=110.0, scores={"requested": True})
+    assert only(steps(asked, request)) == Propose()
+    judged = steps(asked, request, entry(3, "proposal"))
+    assert isinstance(judged[0], Judge), "the process was killed during the round"
+    rejected = entry(4, "verdict", candidate=3, stage=Stage.STATIC, passed=False)
+    assert only(steps(asked, request, entry(3, "proposal"), rejected)) == Propose()
+    assert isinstance(only(steps(asked, request, entry(3, "campaign", at=120.0))), Wait)
+
+
 def test_the_budget_of_a_day_is_counted_from_the_lineage() -> None:
     spent = {"spent": {"runs": 7, "cost": 0.5}}
     entries = [entry(1, "evaluation", scores=spent), entry(2, "campaign", scores=spent)]

@@ -15,8 +15,12 @@ from typing import Any
 import pytest
 
 from evoclaw.cli import exits
+from evoclaw.wiring.campaigns import evolution_lease
+from evoclaw.wiring.evolution import signed_lineage
+from evoclaw.wiring.store import all_schemas, connect_database
 from tests.support.command_line import Typed
-from tests.support.up_process import PATIENCE, UpProcess, up_process
+from tests.support.service import Client
+from tests.support.up_process import PATIENCE, UpProcess, ok, up_process
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -127,7 +131,8 @@ async def test_the_guide_leads_from_a_bad_prompt_to_a_promoted_one(tmp_path: Pat
         verified = await typed(up, "evoclaw genome verify adder")
         assert verified.code == exits.OK, verified.out
         driven = await typed(up, "evoclaw evolve adder")
-        assert "the service drives this campaign" in driven.out
+        asked = r"asked the proposers for another round|the service drives this campaign; the propo"
+        assert re.search(asked, driven.out), driven.err
 
         back = await typed(up, "evoclaw genome rollback adder")
         assert back.code == exits.OK, back.err
@@ -153,7 +158,7 @@ async def test_a_stop_holds_evolution_and_a_key_approves(tmp_path: Path) -> None
         assert stopped.code == exits.OK, stopped.err
         await up.start()
         held = await up.shell.type("evolve", "adder", "--dry-run")
-        assert held.out.splitlines()[-1] == "next: ask the proposers", held.err
+        assert held.out.splitlines()[-1] == "a person stopped the agent adder (holiday)", held.err
         released = await up.shell.type("stop", "--agent", "adder", "--release")
         assert released.code == exits.OK, released.err
         waiting = await wait_for_stage(up, "approval")
@@ -183,6 +188,65 @@ async def test_a_service_killed_during_a_campaign_continues_it(tmp_path: Path) -
         assert rejected.code == exits.OK, rejected.err
         assert (await candidates(up))[0]["state"] == "rejected"
         assert (await up.shell.type("genome", "verify", "adder")).code == exits.OK
+
+
+async def rounds(client: Client) -> list[dict[str, Any]]:
+    """The rounds of proposers that have ended, and the requests for one, from the lineage."""
+    entries = ok(await client.get("/v1/genomes/adder/history"))["items"]
+    return [entry for entry in entries if entry["kind"] == "campaign"]
+
+
+async def test_a_round_that_a_person_asked_for_over_http_survives_a_kill(tmp_path: Path) -> None:
+    async with adder(tmp_path) as up:
+        client = await up.start()
+        waiting = await wait_for_stage(up, "approval")
+        early = await client.post("/v1/agents/adder/campaign")
+        assert (early.status, early.code) == (409, "busy")
+        shown = await up.shell.type("evolve", "adder")
+        assert "the service drives this campaign; the proposers of 'adder'" in shown.out
+        number = str(waiting["number"])
+        rejected = await up.shell.type("evolve", "reject", "adder", number, "--reason", "no")
+        assert rejected.code == exits.OK, rejected.err
+
+        async def idle() -> bool:
+            found = ok(await client.get("/v1/agents/adder/campaign"))
+            return found["next"] == "wait" and not found["candidate"]
+
+        await until(idle, SLOW_S, "the first round has ended")
+        before = len(await rounds(client))
+        dry = await up.shell.type("evolve", "adder", "--dry-run")
+        assert "next:" not in dry.out, dry.out
+        asked = await client.post("/v1/agents/adder/campaign")
+        assert asked.status == 202, asked.body
+        await up.kill()
+        client = await up.start()
+
+        async def ended() -> bool:
+            return len(await rounds(client)) >= before + 2
+
+        await until(ended, SLOW_S, "the round that was asked for has ended")
+        request, done, *_ = (await rounds(client))[before:]
+        assert (request["scores"], request["by"]) == ({"requested": True}, "this-machine")
+        assert "proposals" in done["scores"]
+        assert (await up.shell.type("genome", "verify", "adder")).code == exits.OK
+
+
+async def test_evolve_asks_the_orchestrator_on_another_machine_that_drives_the_campaign(
+    tmp_path: Path,
+) -> None:
+    async with adder(tmp_path) as up:
+        env = {"EVOCLAW_HOME": str(up.home)}
+        async with connect_database(env, *all_schemas()) as database:
+            lineage, lease = signed_lineage(database, up.home), evolution_lease("adder", database)
+            assert await lease.try_acquire()
+            await lineage.add_campaign("adder", by="evoclaw", reason="", evidence={"proposals": 0})
+            asked = await up.shell.type("evolve", "adder")
+            again = await up.shell.type("evolve", "adder")
+            await lease.release()
+        assert "asked the proposers for another round; another process drives" in asked.out
+        assert again.code == exits.OK, again.err
+        assert "another process drives this campaign; the proposers of 'adder'" in again.out
+        assert "a round is under way" in again.out, "the request is stored"
 
 
 async def test_wrong_settings_and_names_say_what_to_do(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from evoclaw.core.genome import Genome
 from evoclaw.core.messages import JSON, user
 from evoclaw.core.ports import Policy, Ports, Provider
 from evoclaw.core.state import new_run
+from evoclaw.evolution.campaign_status import Campaigns
 from evoclaw.evolution.cases import CaseFile, CaseFolder
 from evoclaw.evolution.evaluation import CaseRun, OpenRun
 from evoclaw.evolution.evaluation_service import EvaluationService
@@ -295,6 +296,13 @@ class ServiceHarness:
             genomes=self.genomes,
             lineage_audit=LineageAudit(genome_store.GenomeStore(self.database), self.audit),
             genome_rollouts=rollouts,
+            campaigns=Campaigns(
+                self.genomes,
+                CaseFolder(self.folder / "cases"),
+                lambda name: self.talks.agents[name].evolution,
+                stopped=self._stopped,
+                has_sessions=lambda tenant: self.talks.store.of(tenant).is_used(),
+            ),
             cases=CaseFolder(self.folder / "cases"),
             evaluations=self.evaluations,
             metrics=lambda: "evoclaw_test 1\n",

@@ -23,6 +23,7 @@ from evoclaw.api.openapi import OpenApiDocument
 from evoclaw.api.routes import (
     agents,
     approvals,
+    campaigns,
     candidates,
     cases,
     definitions,
@@ -118,6 +119,7 @@ def api_routes() -> list[HTTPRouteHandler]:
         *definitions.ROUTES,
         *genomes.ROUTES,
         *candidates.ROUTES,
+        *campaigns.ROUTES,
         *cases.ROUTES,
         *evaluations.ROUTES,
         *genome_rollouts.ROUTES,

@@ -14,6 +14,7 @@ from evoclaw.core.canvases import Canvases
 from evoclaw.core.ledgers import Ledger
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Tool, UnavailableTool
+from evoclaw.evolution.campaign_status import Campaigns
 from evoclaw.evolution.cases import CaseFolder
 from evoclaw.evolution.evaluation_service import EvaluationService
 from evoclaw.evolution.lineage import GenomeLineage
@@ -123,6 +124,8 @@ class ApiDependencies:
     """Records the entries of the lineages."""
     genome_rollouts: GenomeRollouts | None = None
     """The roll-outs of genomes to edges."""
+    campaigns: Campaigns | None = None
+    """What the campaigns of the agents do next."""
     cases: CaseFolder | None = None
     """The cases for evaluations."""
     evaluations: EvaluationService | None = None

@@ -32,6 +32,7 @@ from evoclaw.core.errors import (
 )
 from evoclaw.core.messages import JSON
 from evoclaw.evolution.approval import ApprovalRefused, SignatureRefused
+from evoclaw.evolution.campaign_status import CampaignStopped, EvolutionOff, RoundRefused
 from evoclaw.evolution.evaluation_service import (
     EvaluationEnded,
     EvaluationNotFound,
@@ -90,6 +91,9 @@ _STATUS_BY_ERROR: Mapping[type[EvoClawError], tuple[int, str]] = {
     GenomeChanged: (409, "genome_changed"),
     ApprovalRefused: (409, "not_waiting"),
     SignatureRefused: (403, "forbidden"),
+    RoundRefused: (409, "busy"),
+    EvolutionOff: (409, "evolution_off"),
+    CampaignStopped: (409, "stopped"),
     SealedOpened: (409, "opened_before"),
     EvaluationNotFound: (404, "not_found"),
     EvaluationRunning: (409, "busy"),

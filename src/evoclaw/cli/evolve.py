@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from evoclaw.cli import exits
+from evoclaw.cli import exits, service_api
 from evoclaw.cli.approvals import identify_answerer
+from evoclaw.cli.client import ServiceClient, ServiceNotRunning, ServiceRefused, open_client
 from evoclaw.cli.evaluation import current_user
 from evoclaw.cli.options import FILE, CommandGroup, json_option
 from evoclaw.cli.output import print_err, print_out
@@ -21,13 +23,15 @@ from evoclaw.core.errors import AgentNotFound, ConfigError
 from evoclaw.core.messages import JSON
 
 if TYPE_CHECKING:
-    from evoclaw.evolution.campaign import CampaignStep
+    from evoclaw.evolution.campaign_status import CampaignStatus
     from evoclaw.evolution.candidates import Candidate
     from evoclaw.evolution.lineage import GenomeLineage
     from evoclaw.evolution.lineage_audit import LineageAudit
     from evoclaw.evolution.lineage_entries import LineageEntry
+    from evoclaw.wiring.campaigns import CampaignParts
 
 SHORT_DIGEST_CHARS = 12
+_REQUESTED = "asked the proposers for another round"
 
 
 class EvolveGroup(CommandGroup):
@@ -64,7 +68,7 @@ def _run(agent: str, *, dry_run: bool, as_json: bool) -> int:
 @json_option()
 def _list(agent: str, *, as_json: bool) -> int:
     async def show(lineage: GenomeLineage, _: LineageAudit) -> None:
-        await _print_candidates(lineage, agent, "", as_json=as_json)
+        _print_candidates(await lineage.history(agent), agent, "", as_json=as_json)
 
     return _with_lineage(agent, show)
 
@@ -135,25 +139,59 @@ def _sign(hash_: str, key: Path, *, as_json: bool) -> int:
 
 
 async def _campaign(agent: str, *, dry_run: bool, as_json: bool) -> int:
+    async with AsyncExitStack() as stack:
+        try:
+            client = await stack.enter_async_context(open_client(os.environ))
+            found = await client.get(service_api.api_path("agents", agent, "campaign"))
+        except ServiceNotRunning:
+            if os.environ.get("EVOCLAW_URL"):
+                raise
+            return await _drive(agent, dry_run=dry_run, as_json=as_json)
+        return await _ask_service(client, agent, found, dry_run=dry_run, as_json=as_json)
+
+
+async def _ask_service(
+    client: ServiceClient, agent: str, campaign: JSON, *, dry_run: bool, as_json: bool
+) -> int:
+    """Show what the service does next, or have it ask the proposers again."""
+    from evoclaw.evolution.campaign_status import CampaignStatus
+    from evoclaw.evolution.lineage_entries import LineageEntry
+
+    status = msgspec.convert(campaign, CampaignStatus)
+    _check_on(status)
+    if dry_run:
+        text = _describe(status)
+    else:
+        _check_person()
+        try:
+            await client.post(service_api.api_path("agents", agent, "campaign"))
+            text = f"{_REQUESTED}; see `evoclaw evolve list {agent}`"
+        except ServiceRefused as refused:
+            if refused.code != "busy":
+                raise
+            text = f"the service drives this campaign; {refused}"
+    found = await client.get(service_api.api_path("genomes", agent, "history"))
+    entries = msgspec.convert(service_api.as_items(found), list[LineageEntry])
+    _print_candidates(entries, agent, text, as_json=as_json)
+    return exits.OK
+
+
+async def _drive(agent: str, *, dry_run: bool, as_json: bool) -> int:
+    """Drive the campaign in this process, as no service runs here."""
     from evoclaw.core.errors import EvoClawError
-    from evoclaw.wiring.campaigns import evolution_lease, open_campaign_parts
+    from evoclaw.wiring.campaigns import campaigns, evolution_lease, open_campaign_parts
 
     async with open_campaign_parts(os.environ) as parts:
         _check_agent(agent, tuple(parts.agents))
-        if not parts.agents[agent].evolution.is_on:
-            raise ConfigError(
-                f"agent {agent!r} does not evolve: add [agents.evolution] with "
-                'proposers = ["…"] to evoclaw.toml'
-            )
-        _report_missing_cases(agent)
-        engine = parts.engine(agent)
+        status = await campaigns(lambda: parts).status(agent)
+        _check_on(status)
         if dry_run:
-            steps = await engine.plan()
-            await _print_candidates(parts.lineage, agent, _describe(steps[-1:]), as_json=as_json)
+            entries = await parts.lineage.history(agent)
+            _print_candidates(entries, agent, _describe(status), as_json=as_json)
             return exits.OK
-        lease = evolution_lease(agent, parts.database)
+        engine, lease = parts.engine(agent), evolution_lease(agent, parts.database)
         if not await lease.try_acquire():
-            why = "the service drives this campaign"
+            why = await _ask_driver(parts, agent)
         else:
             done: list[str] = []
 
@@ -168,47 +206,52 @@ async def _campaign(agent: str, *, dry_run: bool, as_json: bool) -> int:
             finally:
                 await lease.release()
             why = done[0] if done else "another process took the campaign over"
-        await _print_candidates(parts.lineage, agent, why, as_json=as_json)
+        _print_candidates(await parts.lineage.history(agent), agent, why, as_json=as_json)
     return exits.OK
 
 
-def _report_missing_cases(agent: str) -> None:
-    """Say which cases a campaign needs before it can find or judge anything."""
-    from evoclaw.evolution.cases import Split
-    from evoclaw.wiring.evaluation import case_folder
+async def _ask_driver(parts: CampaignParts, agent: str) -> str:
+    """Ask the process that drives the campaign, perhaps on another machine, for another round."""
+    from evoclaw.evolution.campaign_status import CampaignStopped, RoundRefused
+    from evoclaw.wiring.campaigns import campaigns
 
-    cases, _ = case_folder(os.environ).read()
-    own = {case.case.split for case in cases if case.case.agent in ("", agent)}
-    for split in (Split.TRAIN, Split.VALIDATION):
-        if split not in own:
-            print_err(
-                f"agent {agent!r} has no {split} case: add some with "
-                f"`evoclaw cases add RUN --split {split}`"
-            )
-
-
-def _describe(steps: list[CampaignStep]) -> str:
-    from evoclaw.evolution.campaign import Judge, Promote, Propose, Wait
-
-    match steps[-1]:
-        case Judge(candidate, stage):
-            return f"next: judge candidate {candidate.number} at the stage {stage}"
-        case Promote(candidate):
-            return f"next: promote candidate {candidate.number}"
-        case Propose():
-            return "next: ask the proposers"
-        case Wait(reason):
-            return reason
-        case _:
-            return ""
+    _check_person()
+    try:
+        entry = await campaigns(lambda: parts).request_round(agent, by=current_user())
+    except CampaignStopped:
+        raise
+    except RoundRefused as refused:
+        return f"another process drives this campaign; {refused}"
+    await parts.audit.record(entry)
+    return f"{_REQUESTED}; another process drives this campaign"
 
 
-async def _print_candidates(
-    lineage: GenomeLineage, agent: str, status: str, *, as_json: bool
+def _check_on(status: CampaignStatus) -> None:
+    """Refuse an agent that does not evolve; print what is missing for one that does."""
+    if not status.on:
+        raise ConfigError(status.reason)
+    for problem in status.problems:
+        print_err(clean(problem))
+
+
+def _describe(status: CampaignStatus) -> str:
+    from evoclaw.evolution.campaign_status import CampaignAction
+
+    texts = {
+        CampaignAction.JUDGE: f"judge candidate {status.candidate} at the stage {status.stage}",
+        CampaignAction.PROMOTE: f"promote candidate {status.candidate}",
+        CampaignAction.PROPOSE: "ask the proposers",
+    }
+    found = f"next: {texts[status.next]}" if status.next in texts else ""
+    return "; ".join(filter(None, (found, status.reason)))
+
+
+def _print_candidates(
+    entries: Iterable[LineageEntry], agent: str, status: str, *, as_json: bool
 ) -> None:
     from evoclaw.evolution.candidates import fold_candidates
 
-    found = list(fold_candidates(await lineage.history(agent)).values())
+    found = list(fold_candidates(entries).values())
     if as_json:
         print_out({"agent": agent, "status": status, "candidates": [_row(c) for c in found]})
         return

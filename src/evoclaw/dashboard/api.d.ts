@@ -193,6 +193,24 @@ declare namespace Api {
   /** How a model calls tools. */
   type CallStyle = "json" | "native" | "none" | "strict" | "text";
 
+  /** What a campaign does next. */
+  type CampaignAction = "judge" | "promote" | "propose" | "wait";
+
+  /** What the campaign of an agent does next, and what it may spend. */
+  interface CampaignStatus {
+    agent: string;
+    on: boolean;
+    next: CampaignAction;
+    candidate: number | null;
+    stage: Stage | null;
+    reason: string;
+    runs: number;
+    max_runs: number;
+    cost: number | null;
+    max_cost: number | null;
+    problems: Array<string>;
+  }
+
   /** The result of a cancellation. */
   interface CancelResult {
     cancelled: boolean;
@@ -231,6 +249,8 @@ declare namespace Api {
     parent_version: number;
     version: number | null;
     stages: Array<StageView>;
+    hash: string;
+    person_needed: string;
   }
 
   /** The canvas of a session. */
@@ -245,6 +265,13 @@ declare namespace Api {
   interface CaseList {
     items: Array<CaseView>;
     problems: Array<string>;
+  }
+
+  /** The file of a case. */
+  interface CaseText {
+    case: CaseView | null;
+    text: string;
+    problem: string;
   }
 
   /** A case for evaluations. */
@@ -1528,6 +1555,7 @@ declare namespace Api {
     P extends `/v1/agents/${string}/candidates/${string}` ? CandidateDetail :
     P extends `/v1/agents/${string}/evaluations/${string}` ? BackgroundEvaluation :
     P extends `/v1/runs/${string}/compare/${string}` ? RunComparison :
+    P extends `/v1/agents/${string}/campaign` ? CampaignStatus :
     P extends `/v1/agents/${string}/candidates` ? CandidateList :
     P extends `/v1/agents/${string}/definition` ? DefinitionText :
     P extends `/v1/agents/${string}/evaluations` ? EvaluationList :
@@ -1551,6 +1579,7 @@ declare namespace Api {
     P extends "/v1/push/key" ? PushKey :
     P extends `/v1/agents/${string}` ? AgentView :
     P extends `/v1/approvals/${string}` ? ApprovalView :
+    P extends `/v1/cases/${string}` ? CaseText :
     P extends `/v1/fleet/${string}` ? EdgeView :
     P extends `/v1/genome-rollouts/${string}` ? RolloutDetail :
     P extends `/v1/genomes/${string}` ? GenomeView :
@@ -1598,6 +1627,7 @@ declare namespace Api {
     P extends `/v1/agents/${string}/candidates/${string}/decision` ? CandidateView :
     P extends `/v1/agents/${string}/evaluations/${string}/cancel` ? BackgroundEvaluation :
     P extends `/v1/workflows/${string}/steps/${string}/approve` ? ApprovableStep :
+    P extends `/v1/agents/${string}/campaign` ? CampaignStatus :
     P extends `/v1/agents/${string}/evaluations` ? BackgroundEvaluation :
     P extends `/v1/agents/${string}/invoke` ? InvokeResponse :
     P extends `/v1/agents/${string}/invoke-iterative` ? IterativeResponse :

@@ -23,6 +23,8 @@ from evoclaw.evolution.lineage_entries import LineageEntry
 DAY_S = 86_400.0
 SPENT = "spent"
 """The key of what a step spent, in the evidence of its entry."""
+REQUESTED = "requested"
+"""The key that makes an entry a person's request for a round, in its evidence."""
 
 
 class Spent(Struct, frozen=True):
@@ -124,13 +126,13 @@ def next_steps(
 
 
 def is_round_over(entries: Sequence[LineageEntry], now: float) -> bool:
-    """Whether the proposers were asked today, and the genome is still the one they saw."""
+    """Whether the proposers were asked today about this genome, and no other round is requested."""
     start = now - now % DAY_S
     for entry in reversed(entries):
         if entry.version is not None or entry.at < start:
             return False
         if entry.kind == "campaign":
-            return True
+            return REQUESTED not in entry.scores
     return False
 
 

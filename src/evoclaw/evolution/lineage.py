@@ -286,11 +286,22 @@ class GenomeLineage:
         return read_entry(added)
 
     async def add_campaign(
-        self, agent: str, *, by: str, reason: str, evidence: dict[str, JSON]
+        self,
+        agent: str,
+        *,
+        by: str,
+        reason: str,
+        evidence: dict[str, JSON],
+        after: int | None = None,
     ) -> LineageEntry:
-        """Record that a round of proposers has ended, and what it spent."""
+        """Record that a round of proposers has ended, and what it spent, or that one is requested.
+
+        Raises `GenomeChanged` as `add_verdict` does if `after` is given.
+        """
 
         def make(head: LineageHead) -> StoredEntry:
+            if after is not None:
+                self._check_last(agent, head, after)
             return self._entry(agent, head, _current_of(head), "campaign", by, reason, (), evidence)
 
         added = await self._store.append(agent, make)

@@ -38,7 +38,8 @@ class LineageEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The public key that signed it."""
     kind: EntryKind
     """What it records; an `opening` is one of the sealed cases; a `proposal` is a genome that is
-    not used until verdicts on it allow that; a `campaign` is a round of proposers."""
+    not used until verdicts on it allow that; a `campaign` is a round of proposers that has ended,
+    or a person's request for one, as its `scores` say."""
     digest: str
     """That of the genome; empty for the configuration."""
     by: str

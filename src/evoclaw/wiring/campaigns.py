@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from evoclaw.core.genome import Genome
     from evoclaw.core.ports import Provider
     from evoclaw.core.tools import Tool
+    from evoclaw.evolution.campaign_status import Campaigns
     from evoclaw.evolution.candidates import Candidate, StageResult
     from evoclaw.evolution.cases import CaseFile
     from evoclaw.evolution.engine import EvolutionEngine
@@ -62,15 +63,13 @@ class CampaignParts:
 
     def engine(self, name: str) -> EvolutionEngine:
         """The engine of an agent; `ConfigError` if a proposer cannot be used."""
-        from evoclaw.core.evolution_settings import AgentEvolution
         from evoclaw.evolution.engine import EvolutionEngine
         from evoclaw.evolution.proposer_context import ProposerContexts
         from evoclaw.evolution.proposers.registry import proposers_by_name
         from evoclaw.evolution.stages import GateStages
 
         def settings() -> AgentEvolution:
-            found = self.agents.get(name)  # a reload may have removed it
-            return AgentEvolution() if found is None else found.evolution
+            return self.settings(name)
 
         real_runs, agent = self._real_runs(name, settings), self.agents[name]
         stages = GateStages(
@@ -89,7 +88,7 @@ class CampaignParts:
         return EvolutionEngine(
             name, self.lineage, settings, proposers=proposers_by_name(agent.evolution.proposers),
             open_context=contexts.open, checks=stages.checks(), watch=stages.watch,
-            stopped=lambda: self._stopped(name), on_entry=self.audit.record,
+            stopped=lambda: self.stopped(name), on_entry=self.audit.record,
             recover=lambda: self.audit.recover(name),
         )  # fmt: skip
 
@@ -100,7 +99,15 @@ class CampaignParts:
 
         return lineage_audit(self.database, self.governance.audit)
 
-    def _stopped(self, name: str) -> str:
+    def settings(self, name: str) -> AgentEvolution:
+        """How an agent evolves; a reload may have removed it."""
+        from evoclaw.core.evolution_settings import AgentEvolution
+
+        found = self.agents.get(name)
+        return AgentEvolution() if found is None else found.evolution
+
+    def stopped(self, name: str) -> str:
+        """Why the evolution of an agent is stopped; empty if it is not."""
         stop = self.governance.stops.stop_for_device(name)
         if stop is not None:
             return stop.description
@@ -177,6 +184,21 @@ class CampaignParts:
             name, MetricsStore(self.database), SessionStore(self.database), ratings_of,
             tenants=lambda: settings().tenants,
         )  # fmt: skip
+
+
+def campaigns(parts: Callable[[], CampaignParts]) -> Campaigns:
+    """The campaigns of the agents, for people; `parts` are those of now."""
+    from evoclaw.evolution.campaign_status import Campaigns
+    from evoclaw.store.sessions.sessions import SessionStore
+    from evoclaw.wiring.evaluation import case_folder
+
+    now = parts()
+    sessions = SessionStore(now.database)
+    return Campaigns(
+        now.lineage, case_folder(now.env), lambda name: parts().settings(name),
+        stopped=lambda name: parts().stopped(name),
+        has_sessions=lambda tenant: sessions.of(tenant).is_used(),
+    )  # fmt: skip
 
 
 @asynccontextmanager

@@ -166,10 +166,12 @@ def _api_dependencies(
     from evoclaw.orchestrator.receipts.archive import ReceiptArchive
     from evoclaw.store.metrics.store import MetricsStore
     from evoclaw.store.sessions.ratings import RatingStore
+    from evoclaw.wiring.campaigns import campaigns
     from evoclaw.wiring.evaluation import case_folder
     from evoclaw.wiring.evolution import lineage_audit
     from evoclaw.wiring.oversight import stop_board
     from evoclaw.wiring.pairing import edge_pairing
+    from evoclaw.wiring.runtime import campaign_parts
     from evoclaw.wiring.settings_file import agent_definition_file
     from evoclaw.wiring.settings_reload import reload_settings
 
@@ -220,6 +222,7 @@ def _api_dependencies(
         genomes=runtime.genomes,
         lineage_audit=lineage_audit(runtime.stores.database, writer),
         genome_rollouts=runtime.genome_rollouts,
+        campaigns=campaigns(lambda: campaign_parts(runtime, env)),
         cases=case_folder(env),
         evaluations=runtime.evaluations,
         metrics=metrics,

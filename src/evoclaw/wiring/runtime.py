@@ -112,11 +112,12 @@ async def open_runtime(
             stores.database, runtime.run_factory.canvases, runtime.settings.store.keep_days
         )
         await stack.enter_async_context(retention.serving())
-        await stack.enter_async_context(serving_evolution(lambda: _campaign_parts(runtime, env)))
+        await stack.enter_async_context(serving_evolution(lambda: campaign_parts(runtime, env)))
         yield runtime
 
 
-def _campaign_parts(runtime: Runtime, env: Mapping[str, str]) -> CampaignParts:
+def campaign_parts(runtime: Runtime, env: Mapping[str, str]) -> CampaignParts:
+    """What the evolution of the agents is built from, as the settings are now."""
     from evoclaw.wiring.campaigns import CampaignParts
 
     run_factory = runtime.run_factory

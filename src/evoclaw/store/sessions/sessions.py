@@ -171,6 +171,15 @@ class SessionStore:
 
         return await self.database.read(work, allow_stale=True)
 
+    async def is_used(self) -> bool:
+        """Whether the tenant has a session."""
+        statement = "SELECT 1 FROM sessions WHERE tenant = ? LIMIT 1"
+        row = await self.database.read(
+            lambda connection: connection.execute(statement, (self.tenant,)).fetchone(),
+            allow_stale=True,
+        )
+        return row is not None
+
     async def summary(self, session_id: str) -> SessionSummary | None:
         """A session with its last run."""
 
