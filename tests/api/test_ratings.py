@@ -53,6 +53,19 @@ async def test_a_person_says_whether_a_run_was_good_and_the_last_word_counts(
             assert (await stranger.post(path, {"verdict": "good"})).status == 404
 
 
+async def test_a_run_is_shown_and_listed_with_its_rating(tmp_path: Path) -> None:
+    async with running_service(tmp_path, Scripted(says("hi"), says("hi"))) as up:
+        ann = await up.client_with("*")
+        rated, other = await judged(up, ann), await ended_run(ann)
+
+        shown = (await ann.get(f"/v1/runs/{rated['run_id']}")).json
+        assert (shown["text"], shown["rating"]["verdict"]) == ("hi", "good")
+        assert "rating" not in (await ann.get(f"/v1/runs/{other['run_id']}")).json
+        listed = (await ann.get("/v1/runs")).json["items"]
+        assert [one["run_id"] for one in listed] == [other["run_id"], rated["run_id"]]
+        assert "rating" not in listed[0] and listed[1] == shown
+
+
 async def test_a_rating_is_deleted_with_its_session(tmp_path: Path) -> None:
     async with running_service(tmp_path, Scripted(says("hi"), says("hi"), says("hi"))) as up:
         ann = await up.client_with("*")

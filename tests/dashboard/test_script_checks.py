@@ -28,7 +28,7 @@ def test_a_path_has_the_type_of_its_most_exact_route() -> None:
     exact = lines.index('P extends "/v1/fleet/delegations" ? DelegationList :')
     assert exact < lines.index("P extends `/v1/fleet/${string}` ? EdgeView :")
     longer = lines.index("P extends `/v1/runs/${string}/receipts` ? ReceiptList :")
-    assert longer < lines.index("P extends `/v1/runs/${string}` ? RunView :")
+    assert longer < lines.index("P extends `/v1/runs/${string}` ? RatedRun :")
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=shown)

@@ -177,6 +177,59 @@ async def test_the_canvas_renders_model_html_without_network_or_storage_access(
     ok(await looker.house.client.get(f"/v1/sessions/{view['session_id']}/canvas"))
 
 
+async def test_an_answer_is_rated_in_the_chat_and_the_rating_is_shown_again(
+    looker: Looker,
+) -> None:
+    client, page = looker.house.client, looker.page
+    run = await start_run(client, "say a fine answer")
+    view = await wait_for_state(client, run)
+    place = ("chat", str(view["session_id"]))
+    good, bad = looker.button("Rate as good"), looker.button("Rate as bad")
+    await looker.enter(*place)
+    await expect(page.get_by_role("group", name="Rating")).to_have_count(1)
+    await expect(good).to_have_attribute("aria-pressed", "false")
+
+    await good.press("Enter")
+
+    await expect(good).to_have_attribute("aria-pressed", "true")
+    await expect(good).to_be_focused()
+    assert ok(await client.get(f"/v1/runs/{run}/rating"))["verdict"] == "good"
+
+    await bad.press("Enter")
+    dialog = page.get_by_role("dialog")
+    await dialog.get_by_role("textbox").fill("too short\nand dull")
+    await dialog.get_by_role("button", name="Rate as bad").click()
+
+    await expect(bad).to_have_attribute("aria-pressed", "true")
+    await expect(good).to_have_attribute("aria-pressed", "false")
+    await looker.enter(*place)
+    await expect(bad).to_have_attribute("aria-pressed", "true")
+    await expect(bad).to_have_attribute("title", "Rated as bad: too short and dull")
+    found = ok(await client.get(f"/v1/runs/{run}/rating"))
+    assert (found["verdict"], found["reason"]) == ("bad", "too short and dull")
+    assert await looker.barriers() == []
+
+
+async def test_what_was_just_answered_is_rated_and_also_a_run_that_failed(looker: Looker) -> None:
+    rating = looker.page.get_by_role("group", name="Rating")
+    await looker.enter("chat")
+    await say(looker, "wait rated 40")
+    await expect(looker.page.get_by_role("log")).to_contain_text("word19")
+    await expect(rating).to_have_count(0)
+    await looker.button("Stop").click()
+    ending = looker.page.locator(".ending")
+    await expect(ending.get_by_role("group", name="Rating")).to_be_visible()
+
+    await say(looker, "say and now an answer")
+    await expect(looker.page.get_by_role("log")).to_contain_text("and now an answer")
+    await expect(rating).to_have_count(2)
+    good = rating.last.get_by_role("button", name="Rate as good")
+    await good.click()
+    await expect(good).to_have_attribute("aria-pressed", "true")
+    first = ending.get_by_role("button", name="Rate as good")
+    await expect(first).to_have_attribute("aria-pressed", "false")
+
+
 async def test_the_edge_is_chosen_and_every_call_and_approval_names_it(looker: Looker) -> None:
     house = looker.house
     house.up.models.scripts["write here"] = (

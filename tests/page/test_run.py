@@ -86,6 +86,30 @@ async def test_arrow_keys_select_timeline_items_and_the_panel_shows_details(
     assert "call bash on local denied" in str(await looker.page.evaluate(focused))
 
 
+async def test_a_run_is_rated_on_its_page_once_it_has_ended(looker: Looker) -> None:
+    house, page = looker.house, looker.page
+    run = await start_run(house.client, "wait rating 40")
+    await looker.enter("runs", run)
+    rating = page.get_by_role("group", name="Rating")
+    await expect(looker.button("Stop")).to_be_visible()
+    await expect(rating).to_have_count(0)
+    house.up.models.gates["rating"].set()
+    await expect(rating).to_be_visible()
+
+    await rating.get_by_role("button", name="Rate as bad").click()
+    dialog = page.get_by_role("dialog")
+    await dialog.get_by_role("button", name="Cancel").click()
+    assert (await house.client.get(f"/v1/runs/{run}/rating")).status == 404
+    await rating.get_by_role("button", name="Rate as bad").click()
+    await dialog.get_by_role("button", name="Rate as bad").click()
+
+    pressed = rating.get_by_role("button", pressed=True)
+    await expect(pressed).to_have_attribute("title", "Rated as bad")
+    await looker.enter("runs", run)
+    await expect(pressed).to_have_accessible_name("Rate as bad")
+    assert await looker.barriers() == []
+
+
 async def test_the_timeline_zooms_with_keys_and_wheel_and_resets(looker: Looker, run: str) -> None:
     await looker.enter("runs", run)
     timeline = looker.page.locator(".tl")

@@ -905,6 +905,28 @@ declare namespace Api {
   }
 
   /** A user's rating of a run. */
+  /** A run, and what a person said of it. */
+  interface RatedRun {
+    run_id: string;
+    session_id: string;
+    agent: string;
+    state: RunStatus;
+    stop?: StopReason | null;
+    asked?: string;
+    text?: string;
+    reason?: string;
+    turns?: number;
+    calls?: number;
+    tokens_in?: number;
+    tokens_out?: number;
+    cost?: number | null;
+    began_at?: number;
+    ended_at?: number | null;
+    parent_run?: string;
+    owner?: string;
+    rating?: Rating | null;
+  }
+
   interface Rating {
     verdict: "bad" | "good";
     reason: string;
@@ -1134,7 +1156,7 @@ declare namespace Api {
 
   /** A page of runs, the newest first. */
   interface RunPage {
-    items: Array<RunView>;
+    items: Array<RatedRun>;
     next?: string;
   }
 
@@ -1585,7 +1607,7 @@ declare namespace Api {
     P extends `/v1/genomes/${string}` ? GenomeView :
     P extends `/v1/models/${string}` ? Model :
     P extends `/v1/responses/${string}` ? ResponseObject :
-    P extends `/v1/runs/${string}` ? RunView :
+    P extends `/v1/runs/${string}` ? RatedRun :
     P extends `/v1/sessions/${string}` ? SessionView :
     P extends `/v1/skills/${string}` ? SkillView :
     P extends `/v1/tools/${string}` ? ToolView :

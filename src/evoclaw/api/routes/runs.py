@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from functools import cache
 from itertools import count
@@ -15,7 +15,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody, QueryParameter
 from litestar.response import Stream
 from msgspec import Meta, Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
 from evoclaw.api.dependencies import ApiDependencies
@@ -82,10 +82,17 @@ class NewRun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The edge that the session works on from this run on, `any` or `*`; empty: no change."""
 
 
+class RatedRun(RunView, frozen=True, omit_defaults=True):
+    """A run, and what a person said of it."""
+
+    rating: Rating | None = None
+    """The rating; null: none was given."""
+
+
 class RunPage(Struct, frozen=True):
     """A page of runs, the newest first."""
 
-    items: tuple[RunView, ...]
+    items: tuple[RatedRun, ...]
     """The runs."""
     next: str = ""
     """The value of `before` for the next page; empty on the last page."""
@@ -251,7 +258,18 @@ async def list_runs(
         limit=limit,
         agent=agent,
     )
-    return RunPage(tuple(found), found[-1].run_id if len(found) == limit else "")
+    items = await _rated(parts, caller, found)
+    return RunPage(tuple(items), found[-1].run_id if len(found) == limit else "")
+
+
+async def _rated(
+    parts: ApiDependencies, caller: Caller, views: Sequence[RunView]
+) -> Sequence[RatedRun]:
+    """The runs with their ratings."""
+    found: Mapping[str, Rating] = {}
+    if parts.ratings is not None:
+        found = await parts.ratings.of_runs(caller.tenant, [view.run_id for view in views])
+    return [RatedRun(**asdict(view), rating=found.get(view.run_id)) for view in views]
 
 
 @get("/v1/run-counts", scope=TokenScope.RUNS_READ, tags=TAGS)
@@ -262,9 +280,10 @@ async def count_runs(parts: InjectedDependencies, caller: InjectedCaller) -> Run
 
 
 @get("/v1/runs/{run_id:str}", scope=TokenScope.RUNS_READ, tags=TAGS)
-async def show_run(parts: InjectedDependencies, caller: InjectedCaller, run_id: RunId) -> RunView:
-    """Show the status of a run, and its answer once it has ended."""
-    return await own_run(parts, caller, run_id)
+async def show_run(parts: InjectedDependencies, caller: InjectedCaller, run_id: RunId) -> RatedRun:
+    """Show the status of a run, its answer once it has ended, and its rating."""
+    (rated,) = await _rated(parts, caller, [await own_run(parts, caller, run_id)])
+    return rated
 
 
 @get(

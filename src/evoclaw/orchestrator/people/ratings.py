@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
@@ -44,6 +44,11 @@ class RunRatings:
         """The rating of a run; None if no user gave any."""
         found = await self._store.get(tenant, run_id)
         return None if found is None else msgspec.json.decode(found, type=Rating)
+
+    async def of_runs(self, tenant: str, run_ids: Sequence[str]) -> dict[str, Rating]:
+        """The ratings of those of the runs that have one."""
+        found = await self._store.of_runs(tenant, run_ids)
+        return {run: msgspec.json.decode(rating, type=Rating) for run, rating in found.items()}
 
     async def forget(self, tenant: str, session_id: str) -> None:
         """Delete the ratings of the runs of a session."""

@@ -5,13 +5,14 @@ import { get } from "../../api.js";
 import { h, oneLine } from "../../dom.js";
 import { button } from "../../components.js";
 import {
-  Reply, ending, loopMessageKind, loopMessage, picturesOf, userMessage, showsCanvas, textOf,
+  Reply, ending, loopMessageKind, loopMessage, picturesOf, ratingOf, userMessage, showsCanvas,
+  textOf,
 } from "./messages.js";
 
 /**
  * Messages that are drawn together; `asked` is the message that started their run.
- * @typedef {{run: Api.RunView|null, items: Api.NumberedMessage[], asked?: Api.NumberedMessage,
- *   isLast?: boolean, element?: HTMLElement}} Group
+ * @typedef {{run: Api.RatedRun|null, items: Api.NumberedMessage[], asked?: Api.NumberedMessage,
+ *   isLast?: boolean, element?: HTMLElement, answer?: Reply|null}} Group
  */
 
 const PAGE_SIZE = 100;
@@ -26,7 +27,7 @@ export class History {
     this.act = act;
     this.signal = signal;
     this.first = 0;
-    /** @type {Api.RunView[]} */
+    /** @type {Api.RatedRun[]} */
     this.runs = [];
     /** @type {Group|null} */
     this.cutOff = null; // the last group of a run whose start is on an older page
@@ -105,7 +106,7 @@ export class History {
       if (!run) continue;
       group.asked = one;
       for (const each of of) each.run = run;
-      if (this.cutOff) this.finish(this.cutOff, run);
+      if (this.cutOff) this.finish(this.cutOff, run, "");
       else of[of.length - 1].isLast = true;
       this.cutOff = null;
       of = [];
@@ -115,11 +116,11 @@ export class History {
   }
 
   /**
-   * Show the ending of a run that started on another page.
-   * @param {Group} group @param {Api.RunView} run
+   * Show the ending of a run below its last group, which may have been drawn with a later page.
+   * @param {Group} group @param {Api.RatedRun} run @param {string} lastText
    */
-  finish(group, run) {
-    const end = ending(run, "", this.act);
+  finish(group, run, lastText) {
+    const end = ending(run, group.answer || null, lastText, ratingOf(run), this.act);
     if (end) group.element?.append(end);
   }
 
@@ -135,12 +136,13 @@ export class History {
     const { run, items, asked } = group;
     const made = h("section", { class: "run past",
       "aria-label": oneLine(run?.asked || "earlier", 60) });
+    /** @type {{reply: Reply|null, lastText: string}} */
     const shown = { reply: null, lastText: "" };
     for (const one of items) made.append(...this.shownOne(one, run, one === asked, shown));
-    const end = group.isLast && ending(run, shown.lastText, this.act);
-    if (end) made.append(end);
     made.dataset.number = String((asked || items[0]).number);
     group.element = made;
+    group.answer = shown.reply;
+    if (group.isLast && run) this.finish(group, run, shown.lastText);
     return made;
   }
 

@@ -4,6 +4,7 @@
 import { h, oneLine, replace, setText } from "../../dom.js";
 import { bytes, count, duration, money, some } from "../../format.js";
 import { badge, button, fold, runBadge, textBlock } from "../../components.js";
+import { RatingButtons } from "../../rating.js";
 import { CallCard, picture } from "./call.js";
 import { splitFiles } from "./files.js";
 import { Writer, written } from "../../markdown/writer.js";
@@ -209,14 +210,30 @@ export class Reply {
       button("Branch", () => this.act.branch(this.number, "assistant", text),
         { tone: "plain tiny", title: "Continue from here in a new session" }));
   }
+
+  /**
+   * The reply is the answer of a completed run: it can be rated.
+   * @param {RatingButtons} rating
+   */
+  rate(rating) {
+    if (!this.tools.contains(rating.element)) this.tools.append(rating.element); // keeps the focus
+  }
 }
 
+/** The buttons that rate a run in the chat. @param {Api.RatedRun} run */
+export const ratingOf = (run) => new RatingButtons(run.run_id, run.rating, "plain tiny");
+
 /**
- * How a run ended, unless it completed.
- * @param {Api.RunView|null} run @param {string} lastText @param {ChatActions} act
+ * How a run ended, and its rating; only that of the answer if it completed.
+ * @param {Api.RunView} run @param {Reply|null} answer @param {string} lastText
+ * @param {RatingButtons} rating @param {ChatActions} act
  */
-export function ending(run, lastText, act) {
-  if (!run || run.state !== "ended" || run.stop === "completed" || !run.stop) return null;
+export function ending(run, answer, lastText, rating, act) {
+  if (run.state !== "ended" || !run.stop) return null;
+  if (run.stop === "completed") {
+    answer?.rate(rating);
+    return null;
+  }
   const more = run.text && run.text.trim() !== lastText.trim() ? written(run.text) : null;
   const { asked } = run;
   const again = asked && button("Try again", () => act.again(asked));
@@ -224,7 +241,7 @@ export function ending(run, lastText, act) {
     h("div", { class: "row" }, runBadge(run),
       h("span", { class: "grow soft" }, run.reason || ""),
       h("a", { class: "small", href: `#/runs/${encodeURIComponent(run.run_id)}` }, "timeline"),
-      again));
+      rating.element, again));
 }
 
 /**

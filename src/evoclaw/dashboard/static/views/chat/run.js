@@ -6,7 +6,7 @@ import { announce, h, oneLine, perFrame, replace } from "../../dom.js";
 import { button, failed } from "../../components.js";
 import { PendingRequests } from "./pending.js";
 import {
-  Reply, ending, queuedLine, loopMessage, picturesOf, userMessage, showsCanvas, textOf,
+  Reply, ending, queuedLine, loopMessage, picturesOf, ratingOf, userMessage, showsCanvas, textOf,
 } from "./messages.js";
 
 /**
@@ -42,9 +42,10 @@ function untilSeen(signal) {
 
 /** A run that has not ended, or has just ended; `act` has the actions of the view. */
 export class LiveRun {
-  /** @param {Api.RunView} view @param {ChatActions} act @param {() => void} onNone */
+  /** @param {Api.RatedRun} view @param {ChatActions} act @param {() => void} onNone */
   constructor(view, act, onNone) {
     this.view = view;
+    this.rating = ratingOf(view);
     this.act = act;
     this.seq = 0;
     /** @type {number|null} */
@@ -87,11 +88,12 @@ export class LiveRun {
 
   /**
    * Update the view of the run.
-   * @param {Api.RunView} view
+   * @param {Api.RatedRun} view
    */
   update(view) {
     if (this.ended && view.state !== "ended") return; // the stream is newer
     this.view = { ...this.view, ...view };
+    if (view.rating) this.rating.show(view.rating);
     this.shown();
   }
 
@@ -99,7 +101,7 @@ export class LiveRun {
     this.element.dataset.state = this.view.state;
     const cancel = () => postEmpty(`/v1/runs/${this.id}/cancel`);
     replace(this.foot, this.view.state === "queued" ? queuedLine(cancel)
-      : ending(this.view, this.lastText, this.act));
+      : ending(this.view, this.finished ? this.reply : null, this.lastText, this.rating, this.act));
     this.act.changed();
   }
 

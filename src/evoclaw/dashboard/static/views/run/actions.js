@@ -23,11 +23,12 @@ export function actions(page) {
   page.stopButton = stop;
   const write = may("runs:write");
   stop.hidden = true;
+  page.rating.offer(false);
   return [write && stop,
     write && button("Fork…", () => page.fork()),
     button("Check replay", () => checkReplay(view.run_id, signal)),
     button("Compare…", () => chooseOther(view, signal)),
-    button("Download", () => download(view.run_id, signal))];
+    button("Download", () => download(view.run_id, signal)), page.rating.element];
 }
 
 /**

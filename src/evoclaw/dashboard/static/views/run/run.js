@@ -5,6 +5,7 @@ import { follow, get } from "../../api.js";
 import { h, onAbort, perFrame, replace, ticking } from "../../dom.js";
 import { on } from "../../live.js";
 import { button, failed, load, select } from "../../components.js";
+import { RatingButtons } from "../../rating.js";
 import { actions, forkDialog } from "./actions.js";
 import { mountCompare } from "./compare.js";
 import { Detail } from "./detail.js";
@@ -34,8 +35,9 @@ export async function mount(root, args, signal) {
 
 /** The page of a run. */
 export class RunPage {
-  /** @param {Api.RunView} view @param {AbortSignal} signal */
+  /** @param {Api.RatedRun} view @param {AbortSignal} signal */
   constructor(view, signal) {
+    /** @type {Api.RunView} */
     this.view = view;
     this.signal = signal;
     /** @type {Selected|null} */
@@ -55,6 +57,7 @@ export class RunPage {
     this.receipts = new Receipts(view.run_id, signal);
     this.ahead = 0; // seconds that the orchestrator's clock is ahead of the browser's
     this.draw = perFrame(() => { if (!signal.aborted) this.drawNow(); });
+    this.rating = new RatingButtons(view.run_id, view.rating);
     this.head = new Head(view, signal);
     replace(this.head.actions, actions(this));
     this.timeline = new Timeline({ label: "Timeline", onSelect: (one) => this.select(one),
@@ -201,6 +204,7 @@ export class RunPage {
       head: past ? now : null });
     this.head.update(run, now, past);
     if (this.stopButton) this.stopButton.hidden = !this.isLive;
+    this.rating.offer(!this.isLive);
     this.player.show();
     this.events.update(position);
     this.drawDetail(run);
