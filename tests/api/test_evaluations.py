@@ -5,7 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from evoclaw.core.genome import CONFIGURED, Genome
 from evoclaw.core.messages import JSON
+from evoclaw.evolution.evaluation import wilson
 from evoclaw.providers.scripted import Scripted, calls, says
 from tests.support.service import Client, running_service
 
@@ -61,7 +65,7 @@ async def test_an_evaluation_runs_in_the_background_and_its_result_is_in_the_lin
         assert results[0]["number"] == done["result"] and results[0]["evaluation"] == done["id"]
         assert results[0]["total"]["low"] == 0.0 < results[0]["total"]["high"] < 1.0
         overview = (await ann.get("/v1/evolution")).json["items"][0]
-        assert overview["result"]["number"] == results[-1]["number"]
+        assert overview["result"]["number"] == results[1]["number"], "that of the current version"
         assert (overview["version"], overview["evaluating"]) == (1, False)
         up.house.audit.flush()
         audited = (await ann.get("/v1/audit?kind=evolution")).json["items"]
@@ -79,6 +83,42 @@ async def test_a_candidate_is_evaluated_before_it_is_current(tmp_path: Path) -> 
         (result,) = (await ann.get(PATH)).json["results"]
         assert (result["version"], result["candidate"]) == (None, 1)
         assert (await ann.post(PATH, {"candidate": 9})).status == 404
+
+
+async def test_what_a_proposer_tried_is_the_result_of_no_version_or_candidate(
+    tmp_path: Path,
+) -> None:
+    async with running_service(tmp_path) as up:
+        ann, lineage = await up.client_with("*"), up.house.genomes
+
+        async def evaluated(genome: Genome, passed: int, by: str, **more: JSON) -> int:
+            scores = {**msgspec.to_builtins(wilson(passed, 6)), **more}
+            return (await lineage.add_evaluation("helper", genome, scores, by=by)).number
+
+        async def overview() -> Any:
+            return (await ann.get("/v1/evolution")).json["items"][0]["result"]
+
+        tuned = Genome(prompt="sunny")
+        await evaluated(CONFIGURED, 0, "gepa")
+        await evaluated(tuned, 6, "gepa")
+        assert await overview() is None
+        by_ann = await evaluated(CONFIGURED, 1, "ann")
+        named = await evaluated(CONFIGURED, 2, "gepa", evaluation="e1")
+        await lineage.propose("helper", {"prompt": "sunny"}, by="gepa")
+        await evaluated(tuned, 5, "skills")
+        await evaluated(tuned, 4, "ann", coverage=None)
+        assert (await overview())["number"] == named, "a user may be named as a proposer"
+        results = (await ann.get(PATH)).json["results"]
+        shown = [(one["by"], one["version"], one["candidate"]) for one in results]
+        assert shown == [
+            ("gepa", None, None), ("gepa", None, None), ("ann", 0, None), ("gepa", 0, None),
+            ("skills", None, None), ("ann", None, by_ann + 2),
+        ]  # fmt: skip
+
+        await lineage.change("helper", {"prompt": "sunny"}, by="ann")
+        assert (await overview())["total"]["passed"] == 4
+        await lineage.roll_back("helper", by="ann")
+        assert (await overview())["number"] == named, "that of the restored genome"
 
 
 async def test_one_evaluation_of_an_agent_at_a_time_which_can_be_cancelled(

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from playwright.async_api import Page, expect
 
-from evoclaw.core.genome import CONFIGURED
+from evoclaw.core.genome import CONFIGURED, Genome
 from evoclaw.core.messages import JSON
 from evoclaw.evolution.candidates import STAGES, Stage
 from evoclaw.evolution.evaluation import wilson
@@ -186,6 +186,30 @@ async def test_an_evaluation_without_the_rates_of_cases_shows_its_total(looker: 
     row = results.get_by_role("row").filter(has_text="7 of 9")
     await expect(row).to_contain_text("–")
     await expect(row).not_to_contain_text("case")
+
+
+async def test_what_a_proposer_tried_is_not_shown_as_the_score_of_a_version(
+    looker: Looker,
+) -> None:
+    house, page = looker.house, looker.page
+    async with lineage_of(house) as lineage:
+        await lineage.change("careful", {"prompt": "Tried."}, by="ann", reason="good on train")
+        tried = Genome(prompt="Tried.")
+        for genome, rate in ((CONFIGURED, wilson(0, 3)), (tried, wilson(6, 6))):
+            scores = msgspec.to_builtins(rate)
+            await lineage.add_evaluation("careful", genome, scores, by="gepa")
+    await looker.enter("evolution", "careful")
+    tree = page.get_by_role("list", name="Lineage of careful")
+    await expect(tree).to_contain_text("good on train")
+    await expect(tree).not_to_contain_text("%")
+    results = page.get_by_role("region", name="results of evaluations")
+    row = results.get_by_role("row").filter(has_text="by gepa")
+    await expect(row.filter(has_text="6 of 6")).to_contain_text("tried by a proposer")
+    await looker.go("evolution")
+    agents = page.get_by_role("region", name="genomes of agents")
+    await expect(agents.get_by_role("row").filter(has_text="careful")).to_contain_text(
+        "not evaluated"
+    )
 
 
 async def test_a_running_evaluation_shows_its_progress_and_is_cancelled(looker: Looker) -> None:

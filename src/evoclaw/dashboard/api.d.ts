@@ -904,7 +904,6 @@ declare namespace Api {
     rating: Rating | null;
   }
 
-  /** A user's rating of a run. */
   /** A run, and what a person said of it. */
   interface RatedRun {
     run_id: string;
@@ -927,6 +926,7 @@ declare namespace Api {
     rating?: Rating | null;
   }
 
+  /** A user's rating of a run. */
   interface Rating {
     verdict: "bad" | "good";
     reason: string;

@@ -28,6 +28,7 @@ from evoclaw.api.routes.genomes import (
 )
 from evoclaw.api.routes.parameters import ID_PATTERN, AgentName, ShortText, path_id
 from evoclaw.api.routes.runs import own_run, renumbered_records
+from evoclaw.core.evolution_settings import ProposerName
 from evoclaw.core.messages import JSON
 from evoclaw.core.record_encoding import record_json
 from evoclaw.evolution.candidates import CandidateState, Stage, fold_candidates
@@ -59,7 +60,7 @@ class EvaluationResult(Struct, frozen=True, kw_only=True):
     version: int | None
     """The version of the genome; null: that of a candidate, or one that a proposer tried."""
     candidate: int | None
-    """The candidate whose genome it is; null: it is none."""
+    """The candidate whose genome it is; null: it is none, or a proposer tried it."""
     digest: str
     """That of the genome; empty: as configured."""
     evaluation: str
@@ -135,7 +136,7 @@ class EvolutionStatus(Struct, frozen=True, kw_only=True):
     evaluating: bool
     """Whether an evaluation runs."""
     result: EvaluationResult | None
-    """The last result of a version; null: none was evaluated."""
+    """The last result of the current genome, not of a proposer; null: it was not evaluated."""
 
 
 class EvolutionOverview(Struct, frozen=True):
@@ -160,11 +161,16 @@ def _evolution(
     name: str, entries: Sequence[LineageEntry], evaluations: Sequence[BackgroundEvaluation]
 ) -> EvolutionStatus:
     candidates = fold_candidates(entries).values()
-    results = [one for one in evaluation_results(entries) if one.version is not None]
-    versions = [entry.version for entry in entries if entry.version is not None]
+    versions = [entry for entry in entries if entry.version is not None]
+    digest = versions[-1].digest if versions else ""
+    results = [
+        one
+        for one in evaluation_results(entries)
+        if one.digest == digest and one.version is not None
+    ]
     return EvolutionStatus(
         agent=name,
-        version=versions[-1] if versions else 0,
+        version=(versions[-1].version or 0) if versions else 0,
         candidates=sum(candidate.state is CandidateState.OPEN for candidate in candidates),
         waiting=tuple(c.number for c in candidates if c.stage is Stage.APPROVAL),
         evaluating=any(one.state is EvaluationState.RUNNING for one in evaluations),
@@ -303,9 +309,12 @@ def evaluation_results(entries: Sequence[LineageEntry]) -> list[EvaluationResult
 def _result(entry: LineageEntry, entries: Sequence[LineageEntry]) -> EvaluationResult:
     scores = entry.scores
     same = [known for known in entries if known.digest == entry.digest]
-    versions = [known.version for known in same if known.version is not None]
+    versions = [0] if not entry.digest else [e.version for e in same if e.version is not None]
     proposals = [known.number for known in same if known.kind == "proposal"]
-    version = 0 if not entry.digest else versions[0] if versions else None
+    if entry.by in tuple(ProposerName) and EVALUATION_KEY not in scores:
+        # Some train cases of a search: they say little about the genome.
+        versions, proposals = [], []
+    version = versions[0] if versions else None
     return EvaluationResult(
         number=entry.number,
         at=entry.at,

@@ -52,6 +52,12 @@ export const rateText = ({ rate, low, high }) =>
   `${percent(rate)} (${percent(low)} to ${percent(high)})`;
 
 /**
+ * Whether a proposer tried the genome, on some train cases: no score of a version or candidate.
+ * @param {Api.EvaluationResult} result
+ */
+export const isTrial = ({ version, candidate }) => version === null && candidate === null;
+
+/**
  * What the validation stage measured, the current genome beside the candidate; empty if nothing.
  * @param {Api.CandidateView} candidate
  */

@@ -3,7 +3,7 @@
 
 import { h, s } from "../../dom.js";
 import { percent } from "../../format.js";
-import { genomeName, rateText } from "./facts.js";
+import { genomeName, isTrial, rateText } from "./facts.js";
 
 const NARROW = matchMedia("(max-width: 720px)").matches;
 const WIDTH = NARROW ? 340 : 640, HEIGHT = 200, LEFT = 48, RIGHT = 10, TOP = 10, BOTTOM = 26;
@@ -44,7 +44,7 @@ const grid = (share) => s("g", { class: "grid" },
 /** @param {Api.EvaluationResult} result @param {number} x @param {boolean} labelled */
 function mark(result, x, labelled) {
   const { rate, low, high } = result.total, isVersion = result.version !== null;
-  const isTried = !isVersion && result.candidate === null;
+  const isTried = isTrial(result);
   const name = isVersion ? `v${result.version}` : isTried ? "" : `c${result.candidate}`;
   const middle = y(rate);
   const kind = isVersion ? "is-version" : isTried ? "is-tried" : "is-candidate";

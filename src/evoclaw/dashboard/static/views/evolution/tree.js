@@ -5,7 +5,8 @@
 import { h, oneLine } from "../../dom.js";
 import { may } from "../../live.js";
 import { badge, button, fold, when } from "../../components.js";
-import { candidateBadge, evolutionLink, rateText, runLinks, versionName } from "./facts.js";
+import { candidateBadge, evolutionLink, isTrial, rateText, runLinks, versionName }
+  from "./facts.js";
 
 const MAX_CANDIDATES = 10; // of a node that are shown at first
 
@@ -81,7 +82,8 @@ function described(node, found, current, rollBack) {
   const numbers = node.versions.map((entry) => entry.version || 0);
   const isCurrent = current === 0 ? !node.digest : numbers.includes(current);
   const restored = node.versions.filter((entry) => entry.kind === "rollback");
-  const result = found.results.findLast((one) => one.digest === node.digest);
+  const result = found.results.findLast((one) => one.digest === node.digest
+    && !isTrial(one));
   const wanted = first?.version || 0; // the first version with this content
   const { candidate } = node;
   return h("div", { class: "lineage-node" },
