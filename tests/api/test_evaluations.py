@@ -106,7 +106,7 @@ async def test_what_a_proposer_tried_is_the_result_of_no_version_or_candidate(
         named = await evaluated(CONFIGURED, 2, "gepa", evaluation="e1")
         await lineage.propose("helper", {"prompt": "sunny"}, by="gepa")
         await evaluated(tuned, 5, "skills")
-        await evaluated(tuned, 4, "ann", coverage=None)
+        await evaluated(tuned, 4, "ann", coverage=None, recorded=6)
         assert (await overview())["number"] == named, "a user may be named as a proposer"
         results = (await ann.get(PATH)).json["results"]
         shown = [(one["by"], one["version"], one["candidate"]) for one in results]
@@ -114,6 +114,7 @@ async def test_what_a_proposer_tried_is_the_result_of_no_version_or_candidate(
             ("gepa", None, None), ("gepa", None, None), ("ann", 0, None), ("gepa", 0, None),
             ("skills", None, None), ("ann", None, by_ann + 2),
         ]  # fmt: skip
+        assert [one["recorded"] for one in results] == [None] * 5 + [6]
 
         await lineage.change("helper", {"prompt": "sunny"}, by="ann")
         assert (await overview())["total"]["passed"] == 4

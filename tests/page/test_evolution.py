@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -210,6 +211,35 @@ async def test_what_a_proposer_tried_is_not_shown_as_the_score_of_a_version(
     await expect(agents.get_by_role("row").filter(has_text="careful")).to_contain_text(
         "not evaluated"
     )
+
+
+async def test_a_score_from_a_record_is_shown_with_its_coverage(looker: Looker) -> None:
+    page = looker.page
+    async with lineage_of(looker.house) as lineage:
+        await lineage.change("evoclaw", {"prompt": "Recorded."}, by="ann")
+
+        async def evaluated(**more: JSON) -> None:
+            scores = {**msgspec.to_builtins(wilson(7, 8)), **more}
+            await lineage.add_evaluation("evoclaw", Genome(prompt="Recorded."), scores, by="ann")
+
+        await evaluated(coverage=0.5, recorded=8)
+        for text, column in (
+            ("coverage 50.0 %", "50.0 %"),
+            ("coverage no call to answer", "no call to answer"),
+        ):
+            await looker.enter("evolution")
+            agents = page.get_by_role("region", name="genomes of agents")
+            row = agents.get_by_role("row").filter(has_text="evoclaw")
+            await expect(row).to_contain_text(text)
+            await looker.go("evolution", "evoclaw")
+            tree = page.get_by_role("list", name="Lineage of evoclaw")
+            await expect(tree).to_contain_text(text)
+            plot = page.get_by_role("img", name="Scores of the last")
+            await expect(plot).to_have_accessible_name(re.compile(re.escape(f", {text}.")))
+            await expect(plot.locator("title").last).to_contain_text(text)
+            results = page.get_by_role("region", name="results of evaluations")
+            await expect(results.get_by_role("cell", name=column, exact=True)).to_be_visible()
+            await evaluated(coverage=None, recorded=8)
 
 
 async def test_a_running_evaluation_shows_its_progress_and_is_cancelled(looker: Looker) -> None:

@@ -531,6 +531,7 @@ declare namespace Api {
     splits: JsonObject<Rate>;
     cost: number | null;
     coverage: number | null;
+    recorded: number | null;
   }
 
   /** Where an evaluation is. */

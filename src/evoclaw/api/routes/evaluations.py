@@ -78,6 +78,8 @@ class EvaluationResult(Struct, frozen=True, kw_only=True):
     coverage: float | None
     """The share of recorded calls that were answered; null if no call was to be answered from a
     record."""
+    recorded: int | None
+    """How many of the runs had a record to answer their calls; null: that was not stored."""
 
 
 class EvaluationList(Struct, frozen=True):
@@ -329,6 +331,7 @@ def _result(entry: LineageEntry, entries: Sequence[LineageEntry]) -> EvaluationR
         splits=msgspec.convert(scores.get("splits", {}), dict[str, Rate]),
         cost=scores.get("cost"),
         coverage=scores.get("coverage"),
+        recorded=scores.get("recorded"),
     )
 
 

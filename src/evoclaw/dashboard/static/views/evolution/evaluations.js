@@ -3,12 +3,12 @@
 
 import { get, post, postEmpty } from "../../api.js";
 import { h, replace } from "../../dom.js";
-import { count, money, percent, some } from "../../format.js";
+import { count, money, some } from "../../format.js";
 import { may } from "../../live.js";
 import { busy, button, confirmed, field, fold, select, table, toast, when }
   from "../../components.js";
 import { refreshing } from "../../refresh.js";
-import { evaluationBadge, genomeName, rateText, versionName } from "./facts.js";
+import { coverageOf, evaluationBadge, genomeName, rateText, versionName } from "./facts.js";
 
 const MAX_SHOWN = 5; // evaluations that have ended
 
@@ -141,8 +141,7 @@ const COLUMNS = [
   { title: "Passed", number: true, cell: (one) =>
     `${count(one.total.passed)} of ${count(one.total.attempts)}` },
   { title: "Rate (95 % interval)", cell: (one) => rateText(one.total) },
-  { title: "Coverage", number: true, cell: (one) => (one.coverage === null ? "executed"
-    : percent(one.coverage)) },
+  { title: "Coverage", number: true, cell: (one) => coverageOf(one) },
   { title: "Cost", number: true, cell: (one) => money(one.cost) },
   { title: "Cases", cell: ({ cases }) => casesOf(Object.entries(cases)) },
 ];

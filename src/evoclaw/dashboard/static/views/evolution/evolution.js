@@ -9,7 +9,7 @@ import { badge, missingScope, table, when } from "../../components.js";
 import { refreshing } from "../../refresh.js";
 import { showAgentEvolution } from "./agent.js";
 import { showCandidate } from "./candidate.js";
-import { evolutionLink, rateText, versionName } from "./facts.js";
+import { evolutionLink, scoreText, versionName } from "./facts.js";
 
 export const title = "Evolution";
 
@@ -41,8 +41,7 @@ const COLUMNS = [
   { title: "Candidates", cell: (one) => [one.candidates ? `${count(one.candidates)} open` : "none",
     one.waiting.map((number) => [" ", h("a", { href: evolutionLink(one.agent, number) },
       badge("warn", `${number} waits for you`))])] },
-  { title: "Last result", cell: (one) => (one.result ? rateText(one.result.total)
-    : "not evaluated") },
+  { title: "Last result", cell: (one) => (one.result ? scoreText(one.result) : "not evaluated") },
   { title: "When", cell: (one) => (one.evaluating ? badge("busy", "running")
     : when(one.result?.at)) },
 ];

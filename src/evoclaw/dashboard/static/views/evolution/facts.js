@@ -58,6 +58,24 @@ export const rateText = ({ rate, low, high }) =>
 export const isTrial = ({ version, candidate }) => version === null && candidate === null;
 
 /**
+ * Which share of the calls a record answered; `executed` if there was no record.
+ * @param {{coverage: number|null, recorded: number|null}} result
+ */
+export function coverageOf({ coverage, recorded }) {
+  if (coverage !== null) return percent(coverage);
+  return recorded ? "no call to answer" : "executed";
+}
+
+/**
+ * A rate with its interval, and its coverage if there was a record.
+ * @param {Api.EvaluationResult} result
+ */
+export function scoreText(result) {
+  const covered = coverageOf(result);
+  return rateText(result.total) + (covered === "executed" ? "" : `, coverage ${covered}`);
+}
+
+/**
  * What the validation stage measured, the current genome beside the candidate; empty if nothing.
  * @param {Api.CandidateView} candidate
  */

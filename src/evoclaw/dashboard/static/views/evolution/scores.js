@@ -3,7 +3,7 @@
 
 import { h, s } from "../../dom.js";
 import { percent } from "../../format.js";
-import { genomeName, isTrial, rateText } from "./facts.js";
+import { genomeName, isTrial, scoreText } from "./facts.js";
 
 const NARROW = matchMedia("(max-width: 720px)").matches;
 const WIDTH = NARROW ? 340 : 640, HEIGHT = 200, LEFT = 48, RIGHT = 10, TOP = 10, BOTTOM = 26;
@@ -25,7 +25,7 @@ export function scorePlot(results) {
   const x = (index) => LEFT + step * (index + 0.5);
   const last = shown[shown.length - 1];
   const label = `Scores of the last ${shown.length} evaluations; the newest: ${genomeName(last)}, `
-    + `${rateText(last.total)}. All are in the table of results.`;
+    + `${scoreText(last)}. All are in the table of results.`;
   return h("figure", { class: "plotted" },
     h("figcaption", null, "Passed runs, with 95 % intervals"),
     s("svg", { class: "plot scores", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img",
@@ -49,7 +49,7 @@ function mark(result, x, labelled) {
   const middle = y(rate);
   const kind = isVersion ? "is-version" : isTried ? "is-tried" : "is-candidate";
   return s("g", { class: `score ${kind}` },
-    s("title", null, `${genomeName(result)}: ${rateText(result.total)}`),
+    s("title", null, `${genomeName(result)}: ${scoreText(result)}`),
     s("line", { x1: x, x2: x, y1: y(low), y2: y(high) }),
     s("line", { x1: x - 4, x2: x + 4, y1: y(low), y2: y(low) }),
     s("line", { x1: x - 4, x2: x + 4, y1: y(high), y2: y(high) }),

@@ -5,7 +5,7 @@
 import { h, oneLine } from "../../dom.js";
 import { may } from "../../live.js";
 import { badge, button, fold, when } from "../../components.js";
-import { candidateBadge, evolutionLink, isTrial, rateText, runLinks, versionName }
+import { candidateBadge, evolutionLink, isTrial, runLinks, scoreText, versionName }
   from "./facts.js";
 
 const MAX_CANDIDATES = 10; // of a node that are shown at first
@@ -95,7 +95,7 @@ function described(node, found, current, rollBack) {
       candidate && isVersion && h("a", { href: evolutionLink(found.agent, candidate.number) },
         `candidate ${candidate.number}`),
       candidate && candidateBadge(candidate),
-      result && h("span", { class: "small" }, `${rateText(result.total)} passed`),
+      result && h("span", { class: "small" }, `passed: ${scoreText(result)}`),
       isVersion && !isCurrent && rollBack && button("Roll back to it…", () => rollBack(wanted),
         { label: `Roll back to ${versionName(wanted)}` })),
     restored.map((entry) => h("p", { class: "small soft" },
