@@ -16,7 +16,7 @@ from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.genome import CONFIGURED, Genome, ToolText
 from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.evolution.lineage import GenomeLineage, GenomeNotFound, SealedOpened
-from evoclaw.evolution.lineage_entries import changes_between
+from evoclaw.evolution.lineage_entries import changes_between, edge_versions
 from evoclaw.store.genomes import SCHEMA, GenomeStore
 from evoclaw.trust.receipts import DeviceKey
 from tests.support.databases import Place
@@ -266,3 +266,28 @@ async def test_changes_that_an_edge_confirmed_are_a_lineage_of_its_own(place: Pl
         lines = [*await lineage.export("edge:pi")]
         assert problems(lines) == []
         assert [entry.kind for entry in await lineage.history("pi")] == ["change"]
+
+
+async def test_a_change_of_an_edge_has_its_runs_and_the_number_of_the_lineage(place: Place) -> None:
+    first, new = Genome(max_turns=10), Genome(max_turns=3, version=41)
+    async with lineage_in(place) as lineage:
+        added = await lineage.record_edge("pi", first, new, by="ann", runs=("run-1",))
+        assert (added.version, added.digest) == (2, new.digest)
+        await lineage.record_edge("pi", new, first, by="ann")
+        await lineage.record_edge("pi", first, new, by="ann", reason="again")
+        back = await lineage.record_edge("pi", new, first, by="ann", reason="back", restored=1)
+        assert (back.version, back.restored) == (5, 1), "version 3 has the same content"
+        other = await lineage.record_edge("pi", first, new, by="ann", reason="no", restored=1)
+        assert other.restored == 4, "version 1 is another genome"
+        entries = await lineage.history("edge:pi")
+        assert [entry.runs for entry in entries] == [(), ("run-1",), (), (), (), ()]
+        assert problems([*await lineage.export("edge:pi")]) == []
+
+
+def test_the_versions_of_an_edge_start_with_its_configuration_and_end_with_its_genome() -> None:
+    configured, other = Genome(max_turns=10), Genome(max_turns=3, version=8)
+    assert [g.version for g in edge_versions([], configured, configured)] == [0]
+    assert [(g.version, g.digest) for g in edge_versions([], configured, other)] == [
+        (0, configured.digest),
+        (1, other.digest),
+    ]

@@ -138,17 +138,35 @@ async def test_a_change_that_is_not_allowed_is_refused_in_one_sentence(tmp_path:
 
 async def test_the_genome_of_an_edge_is_shown_changed_and_rolled_back(tmp_path: Path) -> None:
     async with seat(tmp_path) as place:
-        await place.add_edge("garage")
+        garage = await place.add_edge("garage")
         file = tmp_path / "patch.json"
         file.write_text('{"max_turns": 3, "notes": ["Mind the cat."]}')
-        changed = await parsed(place, "genome", "set", "garage", "--file", str(file))
-        assert (changed["version"], changed["genome"]["notes"]) == (1, ["Mind the cat."])
-        assert (await parsed(place, "genome", "show", "garage"))["genome"]["max_turns"] == 3
+        set_garage = ("genome", "set", "garage", "--file", str(file))
+        changed = await parsed(place, *set_garage, "--run", "run-1")
+        assert changed["genome"]["notes"] == ["Mind the cat."]
+        shown = await parsed(place, "genome", "show", "garage")
+        found, new = await parsed(place, "genome", "history", "garage")
+        assert shown["version"] == changed["version"] == new["version"] == 2
+        assert (shown["digest"], new["runs"]) == (new["digest"], ["run-1"])
+        back = await parsed(place, "genome", "rollback", "garage")
+        assert (back["version"], back["restored"], back["genome"]["max_turns"]) == (3, 1, 10)
+        assert back["digest"] == found["digest"]
+        forth = await parsed(place, "genome", "rollback", "garage", "2")
+        assert (forth["version"], forth["restored"], forth["digest"]) == (4, 2, new["digest"])
+        patch = {"max_turns": 10, "notes": None}
+        assert await parsed(place, "genome", "diff", "garage", "2", "1") == patch
         back = await parsed(place, "genome", "rollback", "garage", "0")
-        assert (back["version"], back["restored"], back["genome"]["max_turns"]) == (2, 0, 10)
+        assert (back["version"], back["genome"]["max_turns"]) == (5, 10)
+        assert (await place.type("genome", "verify", "garage")).code == exits.OK
         file.write_text('{"models": ["x"]}')
-        ran = await place.type("genome", "set", "garage", "--file", str(file))
+        ran = await place.type(*set_garage)
         assert "'models' is not part of the genome" in ran.err
+        await garage.end()
+        await place.wait_offline("garage")
+        for command in (set_garage, ("genome", "show", "garage"), ("genome", "rollback", "garage")):
+            ran = await place.type(*command)
+            assert ran.code != exits.OK
+            assert "The edge 'garage' is offline. Start it, then try again." in ran.err
 
 
 async def test_a_genome_is_rolled_out_to_edges_and_taken_back(tmp_path: Path) -> None:

@@ -347,15 +347,16 @@ async def build_service(
     settings: ServerSettings | None = None,
     rules: Policy | None = None,
     others: TokenVerifier | None = None,
+    fleet: Orchestrator | None = None,
 ) -> AsyncGenerator[tuple[ServiceHarness, Litestar]]:
-    """The house and its application, without a socket."""
+    """The house and its application, without a socket; by default its fleet has no edges."""
     chosen = settings or ServerSettings(port=0)
     async with database(folder) as opened:
         house = ServiceHarness(
             opened, folder, provider or Scripted(says("done")), rules or Autonomy(Level.FULL)
         )
         async with await CommandStore.open(folder / "commands.db") as commands:
-            orchestrator = Orchestrator(MemoryLink(MemoryBroker()), commands)
+            orchestrator = fleet or Orchestrator(MemoryLink(MemoryBroker()), commands)
             try:
                 yield house, create_app(house.parts(chosen, orchestrator, others))
             finally:
@@ -370,16 +371,16 @@ async def running_service(
     settings: ServerSettings | None = None,
     rules: Policy | None = None,
     others: TokenVerifier | None = None,
+    fleet: Orchestrator | None = None,
     limit: float | None = LIMIT * 3,
 ) -> AsyncGenerator[RunningService]:
     """The house on a real socket; for so many seconds at most."""
     chosen = settings or ServerSettings(port=0, stop_within_s=1)
     async with (
         asyncio.timeout(limit),
-        build_service(folder, provider, settings=chosen, rules=rules, others=others) as (
-            house,
-            app,
-        ),
+        build_service(
+            folder, provider, settings=chosen, rules=rules, others=others, fleet=fleet
+        ) as (house, app),
         house.runs.serving(),
         house.workflows.serving(),
         house.evaluations.serving(alone=True),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from asyncio import Semaphore
+from asyncio import Lock, Semaphore
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -126,6 +127,8 @@ class ApiDependencies:
     """The roll-outs of genomes to edges."""
     campaigns: Campaigns | None = None
     """What the campaigns of the agents do next."""
+    edge_genome_locks: dict[str, Lock] = field(default_factory=lambda: defaultdict[str, Lock](Lock))
+    """By edge: one change of its genome at a time, so that each is recorded as it was made."""
     cases: CaseFolder | None = None
     """The cases for evaluations."""
     evaluations: EvaluationService | None = None

@@ -26,6 +26,7 @@ from evoclaw.evolution.lineage_entries import (
     canary_of,
     edge_lineage,
     genome_of,
+    no_earlier_version,
     read_entry,
 )
 from evoclaw.store.genomes import GenomeChanged, GenomeStore, LineageHead, StoredEntry
@@ -165,11 +166,7 @@ class GenomeLineage:
 
         def make(head: LineageHead) -> StoredEntry | None:
             now = _current_of(head)
-            if expected is not None and expected != now.version:
-                raise genome_refused(
-                    f"The current version is {now.version}, not {expected}: read the genome, and "
-                    "send the change again. Nothing was changed."
-                )
+            check_expected(now, expected)
             new = replace(merged(now, patch, CONFIGURED, AGENT_TUNABLES), restored=None)
             self._check(agent, new)
             if new.digest == now.digest:
@@ -352,13 +349,17 @@ class GenomeLineage:
         *,
         by: str,
         reason: str = "",
+        runs: Sequence[str] = (),
+        restored: int | None = None,
         scores: dict[str, JSON] | None = None,
-    ) -> None:
+    ) -> Genome:
         """Record what the genome of an edge is after a change, as the edge confirmed it.
 
         What the edge had before is recorded first, if it is not the end of the lineage. An earlier
-        content is a rollback. A repeated change, with the same reason, adds nothing, or an
-        evaluation if it has scores.
+        content is a rollback, of the version `restored` if that has this content. A repeated
+        change, with the same reason, adds nothing, or an evaluation if it has scores.
+
+        Returns the genome with its number in the lineage; the edge numbers it in its own way.
         """
         name = edge_lineage(edge_id)
 
@@ -374,19 +375,23 @@ class GenomeLineage:
         # The roll-out or the request that changed the edge is in the audit.
         await self._store.append(name, make_before, to_audit=False)
         versions = [e for e in await self.history(name) if e.version is not None]
-        earlier = {entry.digest: entry.version for entry in versions}
+        earlier = [entry.version for entry in versions if entry.digest == genome.digest]
 
         def make(head: LineageHead) -> StoredEntry | None:
             if _current_of(head).digest != genome.digest:
-                kind = "rollback" if genome.digest in earlier else "change"
-                new = replace(genome, restored=earlier.get(genome.digest))
-                return self._entry(name, head, new, kind, by, reason, (), scores)
+                kind = "rollback" if earlier else "change"
+                old = restored if restored in earlier else next(reversed(earlier), None)
+                new = replace(genome, restored=old)
+                return self._entry(name, head, new, kind, by, reason, runs, scores)
             last = None if head.last is None else read_entry(head.last)
             if not scores or (last is not None and last.scores == scores):
                 return None
             return self._entry(name, head, genome, "evaluation", by, reason, (), scores)
 
-        await self._store.append(name, make, to_audit=False)
+        added = await self._store.append(name, make, to_audit=False)
+        if added is None or added.version is None:
+            return await self.version(name)
+        return genome_of(read_entry(added))
 
     async def export(self, agent: str) -> Sequence[dict[str, JSON]]:
         """The lineage as lines for `evoclaw/verify.py`."""
@@ -444,6 +449,15 @@ class GenomeLineage:
         )  # fmt: skip
 
 
+def check_expected(now: Genome, expected: int | None) -> None:
+    """Refuse a change, with `ToolFailure`, if its caller saw another version than the current."""
+    if expected is not None and expected != now.version:
+        raise genome_refused(
+            f"The current version is {now.version}, not {expected}: read the genome, and "
+            "send the change again. Nothing was changed."
+        )
+
+
 def _current_of(head: LineageHead) -> Genome:
     return CONFIGURED if head.current is None else genome_of(read_entry(head.current))
 
@@ -452,9 +466,9 @@ def _previous(entries: Sequence[LineageEntry]) -> int:
     """The version before the current one; repeated rollbacks go further back."""
     versions = [entry for entry in entries if entry.version is not None]
     if not versions:
-        raise genome_refused("There is no earlier version of the genome to roll back to.")
+        raise no_earlier_version()
     last = versions[-1]
     here = last.version if last.restored is None else last.restored
     if not here:
-        raise genome_refused("There is no earlier version of the genome to roll back to.")
+        raise no_earlier_version()
     return here - 1

@@ -11,7 +11,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from evoclaw.core.canonical_json import canonical
+from evoclaw.core.errors import ToolFailure
 from evoclaw.core.genome import Genome
+from evoclaw.core.genome_patches import genome_refused
 from evoclaw.core.messages import JSON, is_object
 from evoclaw.evolution.canary import Canary
 from evoclaw.store.genomes import StoredEntry
@@ -96,6 +98,42 @@ def genome_of(entry: LineageEntry) -> Genome:
     """The genome of an entry."""
     found = msgspec.convert(entry.genome, Genome)
     return replace(found, version=entry.version or 0, restored=entry.restored)
+
+
+def edge_versions(
+    entries: Sequence[LineageEntry], configured: Genome, current: Genome
+) -> list[Genome]:
+    """All versions of the genome of an edge, with the numbers of its lineage; the last is current.
+
+    Version 0 is what the edge is `configured` with. A current genome that the lineage does not
+    end with was not recorded: it has the number that `record_edge` gives it at the next change.
+    """
+    versions = [
+        replace(configured, version=0, restored=None),
+        *(genome_of(entry) for entry in entries if entry.version is not None),
+    ]
+    if versions[-1].digest != current.digest:
+        versions.append(replace(current, version=len(versions), restored=None))
+    return versions
+
+
+def version_before(versions: Sequence[Genome]) -> Genome:
+    """The version of an edge before the last one; repeated rollbacks go further back.
+
+    What an edge was found with is a version like its configuration: the same content is not
+    earlier. Raises `ToolFailure` if there is none.
+    """
+    current = versions[-1]
+    here = current.version if current.restored is None else current.restored
+    earlier = [old for old in versions[:here] if old.digest != current.digest]
+    if not earlier:
+        raise no_earlier_version()
+    return earlier[-1]
+
+
+def no_earlier_version() -> ToolFailure:
+    """The error for a rollback from the first version."""
+    return genome_refused("There is no earlier version of the genome to roll back to.")
 
 
 def canary_of(entries: Sequence[LineageEntry]) -> Canary | None:

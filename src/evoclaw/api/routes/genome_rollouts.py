@@ -110,11 +110,11 @@ class RolloutEdgeView(Struct, frozen=True, kw_only=True):
     stage: int | None
     """The stage in which it was sent the genome, from 1; null: it was not."""
     before_version: int
-    """Its version before the change."""
+    """Its version before the change, as the edge counts; its lineage has numbers of its own."""
     before_digest: str
     """The digest of its genome before the change."""
     version: int
-    """Its version after the change."""
+    """Its version after the change, as the edge counts."""
     digest: str
     """The digest of its genome after the change; empty: it did not confirm it."""
     before: FitnessCount | None

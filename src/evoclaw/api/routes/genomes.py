@@ -13,16 +13,16 @@ from msgspec import Meta, Struct
 
 from evoclaw.api.auth import InjectedCaller, InjectedDependencies
 from evoclaw.api.dependencies import ApiDependencies
+from evoclaw.api.edge_genomes import EdgeGenome
 from evoclaw.api.errors import ApiError, not_found, require
 from evoclaw.api.routes.governance import check_operator
 from evoclaw.api.routes.parameters import ID_PATTERN, AgentName, Reason
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.genome import Genome
-from evoclaw.core.messages import JSON, is_object
+from evoclaw.core.messages import JSON
 from evoclaw.evolution.cases import CaseFile, Split
 from evoclaw.evolution.lineage import GenomeLineage
 from evoclaw.evolution.lineage_entries import LineageEntry, edge_lineage
-from evoclaw.orchestrator.fleet.edge_genomes import read_edge_genome
 from evoclaw.orchestrator.people.access import Caller, TokenScope
 
 T = TypeVar("T")
@@ -112,7 +112,7 @@ class GenomeRollback(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A rollback of a genome."""
 
     version: Version | None = None
-    """The version to restore; null: the one before the current one, for agents only."""
+    """The version to restore; null: the one before the current one."""
     reason: Reason = ""
     """Why, for people."""
 
@@ -138,11 +138,7 @@ async def show_genome(
     lineage = lineage_for(parts, caller)
     if _is_agent(parts, name):
         return _view(name, await lineage.version(name, version))
-    found = await _edge_genomes(parts, name)
-    chosen = found[-1:] if version is None else [g for g in found if g.version == version]
-    if not chosen:
-        raise not_found("version of the genome")
-    return _view(name, chosen[0])
+    return _view(name, await EdgeGenome(parts, name).version(version))
 
 
 @get("/v1/genomes/{name:str}/history", scope=TokenScope.EVOLUTION_READ, tags=TAGS)
@@ -182,11 +178,7 @@ async def change_genome(
     Only a person may: the token also needs the scope `human`.
     """
     lineage = editable_lineage(parts, caller)
-    if not _is_agent(parts, name):
-        payload: dict[str, JSON] = {"genome": data.genome}
-        view = await _change_edge(parts, caller, name, "update_genome", payload, data.reason)
-        _audit_edge(parts, caller, view, data.reason)
-    else:
+    if _is_agent(parts, name):
         change = lineage.change(
             name,
             data.genome,
@@ -197,6 +189,16 @@ async def change_genome(
         )
         view = _view(name, await _refusable(change))
         await _audit(parts, caller, view)
+    else:
+        change = EdgeGenome(parts, name).change(
+            data.genome,
+            by=user_of(caller),
+            reason=data.reason,
+            runs=data.runs,
+            expected=data.expected,
+        )
+        view = _view(name, await _refusable(change))
+        _audit_edge(parts, caller, view, data.reason)
     return view
 
 
@@ -222,8 +224,9 @@ async def roll_back_genome(
         view = _view(name, await _refusable(back))
         await _audit(parts, caller, view)
     else:
-        payload: dict[str, JSON] = {"action": "roll_back", "version": data.version}
-        view = await _change_edge(parts, caller, name, "evolution", payload, data.reason)
+        edge = EdgeGenome(parts, name)
+        back = edge.roll_back(data.version, by=user_of(caller), reason=data.reason)
+        view = _view(name, await _refusable(back))
         _audit_edge(parts, caller, view, data.reason)
     return view
 
@@ -317,43 +320,6 @@ async def _refusable(change: Awaitable[T]) -> T:
         return await change
     except ToolFailure as refused:
         raise ApiError(422, "invalid", refused.message) from None
-
-
-async def _edge_genomes(parts: ApiDependencies, name: str) -> list[Genome]:
-    """All versions of the genome of an edge, the oldest first."""
-    result = await _query(parts, name, "evolution", {})
-    return [read_edge_genome(version) for version in result["history"]]
-
-
-async def _change_edge(
-    parts: ApiDependencies,
-    caller: Caller,
-    name: str,
-    command: str,
-    payload: dict[str, JSON],
-    reason: str,
-) -> GenomeView:
-    """Change the genome of an edge, and add that to its lineage."""
-    before = (await _edge_genomes(parts, name))[-1]
-    if parts.genome_rollouts is not None:
-        await parts.genome_rollouts.check_free(name)
-    result = await _query(parts, name, command, payload)
-    genome = read_edge_genome(result if command == "update_genome" else result["genome"])
-    lineage = require(parts.genomes, "genomes")
-    await lineage.record_edge(name, before, genome, by=user_of(caller), reason=reason)
-    return _view(name, genome)
-
-
-async def _query(
-    parts: ApiDependencies, name: str, command: str, payload: dict[str, JSON]
-) -> dict[str, JSON]:
-    orchestrator = require(parts.orchestrator, "edges")
-    if orchestrator.fleet.find(name) is None:
-        raise not_found("agent or edge")
-    outcome = await orchestrator.query(name, command, payload)
-    if outcome.status != "success" or not is_object(outcome.result):
-        raise ApiError(409, outcome.error_type or "failed", outcome.error or "The edge failed.")
-    return outcome.result
 
 
 ROUTES: tuple[HTTPRouteHandler, ...] = (

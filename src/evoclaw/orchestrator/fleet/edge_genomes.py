@@ -83,10 +83,8 @@ class EdgeGenomes:
         else:
             if found.genome.digest == wanted:
                 return found
-        # Only what is set there or then: an older release refuses a tunable that it does not know.
-        tunables = {*content, *(await self.status(agent_id)).genome.content()}
-        patch = {name: content.get(name) for name in EDGE_TUNABLES if name in tunables}
-        await self.update(agent_id, patch, order)
+        now = (await self.status(agent_id)).genome.content()
+        await self.update(agent_id, restoring_patch(content, now), order)
         return await self.status(agent_id)
 
     async def _query(
@@ -114,6 +112,22 @@ def read_edge_genome(found: JSON) -> Genome:
         raise EdgeRefused(
             str(ErrorKind.INTERNAL), "the edge sent a genome that cannot be read"
         ) from None
+
+
+def read_edge_history(found: Mapping[str, JSON]) -> tuple[Genome, ...]:
+    """The versions that an edge reports, from its configuration to the current one."""
+    history = found.get("history")
+    if not is_array(history) or not history:
+        raise EdgeRefused(str(ErrorKind.INTERNAL), "the edge sent no versions of its genome")
+    return tuple(read_edge_genome(version) for version in history)
+
+
+def restoring_patch(wanted: Mapping[str, JSON], now: Mapping[str, JSON]) -> dict[str, JSON]:
+    """The patch that turns the content `now` of an edge into another.
+
+    It names only what either sets: an older release refuses a tunable that it does not know.
+    """
+    return {name: wanted.get(name) for name in EDGE_TUNABLES if name in wanted or name in now}
 
 
 def _read_status(found: dict[str, JSON]) -> EdgeGenomeStatus:
