@@ -79,6 +79,9 @@ async def test_cases_run_with_the_agents_own_tools_and_the_result_is_in_the_line
         assert "1 of 1 passed, 100% [21%, 100%]" in only.out
         history = parsed(await place.type("genome", "history", "evoclaw", "--json"))
         assert [entry["scores"]["passed"] for entry in history] == [2, 1]
+        listed = (await place.type("genome", "history", "evoclaw")).out
+        assert "2 of 4 passed, 50% [15%, 85%]\n" in listed
+        assert "1 of 1 passed, 100% [21%, 100%]\n" in listed
         assert (await place.type("genome", "verify", "evoclaw")).code == exits.OK
 
 
@@ -114,6 +117,8 @@ async def test_a_case_is_made_from_a_run_and_replayed_with_its_coverage(tmp_path
         assert ran.code == exits.OK, (ran.out, ran.err)
         assert "100% of calls recorded" in ran.out
         assert ran.out.rstrip().endswith("coverage 100%")
+        listed = await place.type("genome", "history", "evoclaw")
+        assert listed.out.rstrip().endswith("1 of 1 passed, 100% [21%, 100%], coverage 100%")
         failed = await wait_for_state(client, await start_run(client, "say nothing to check"))
         refused = await place.type("cases", "add", failed["run_id"])
         assert "made no successful call" in refused.err
@@ -138,6 +143,9 @@ async def test_sealed_cases_are_opened_once_for_a_release_and_that_is_recorded(
         assert again.code != exits.OK and "has opened the sealed cases" in again.err
         history = parsed(await place.type("genome", "history", "evoclaw", "--json"))
         assert [entry["kind"] for entry in history] == ["opening", "evaluation"]
+        opening, result = (await place.type("genome", "history", "evoclaw")).out.splitlines()
+        assert opening.endswith("sealed cases, release 1.0"), opening
+        assert result.endswith(", release 1.0"), result
 
 
 async def test_an_evaluation_of_nothing_is_refused_in_one_sentence(tmp_path: Path) -> None:

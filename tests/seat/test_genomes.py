@@ -188,6 +188,8 @@ async def test_a_genome_is_rolled_out_to_edges_and_taken_back(tmp_path: Path) ->
         assert listed.items() >= digests.items()
         for name in digests:
             assert (await parsed(place, "genome", "show", name))["genome"]["max_turns"] == 3
+        listed = await place.type("genome", "history", "garage")
+        assert listed.out.rstrip().endswith("nothing was judged"), listed.out
         halted = await place.type("genome", "halt", done["id"], "--reason", "runs end too early")
         assert halted.code == exits.OK, halted.err
 

@@ -207,13 +207,29 @@ def _about(entry: dict[str, JSON]) -> str:
     """The reason of a version, the result of an evaluation, or the verdict on a candidate."""
     scores = entry.get("scores")
     if entry.get("kind") == "evaluation" and is_object(scores):
-        return f"{scores.get('passed')} of {scores.get('attempts')} passed"
+        return _result(scores)
+    if entry.get("kind") == "opening" and is_object(scores):
+        return f"sealed cases, release {text_of(scores, 'release')}"
     if entry.get("kind") == "verdict":
         passed = entry.get("passed")
         verdict = "open" if passed is None else "passed" if passed else "failed"
         why = f": {text_of(entry, 'reason')}" if entry.get("reason") else ""
         return f"candidate {entry.get('candidate')}, {text_of(entry, 'stage')}: {verdict}{why}"
     return text_of(entry, "reason")
+
+
+def _result(scores: dict[str, JSON]) -> str:
+    """The share that passed with its interval; the coverage if a record answered calls."""
+    from evoclaw.evolution.evaluation import wilson
+
+    passed, attempts, coverage = scores["passed"], scores["attempts"], scores.get("coverage")
+    if not attempts:
+        return "nothing was judged"
+    rate = wilson(passed, attempts)  # of a roll-out, the entry has no interval
+    text = f"{passed:g} of {attempts} passed, {rate.rate:.0%} [{rate.low:.0%}, {rate.high:.0%}]"
+    covered = "" if coverage is None else f", coverage {coverage:.0%}"
+    release = f", release {text_of(scores, 'release')}" if scores.get("release") else ""
+    return f"{text}{covered}{release}"
 
 
 def _pretty(value: JSON) -> str:
