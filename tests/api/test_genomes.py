@@ -143,6 +143,18 @@ async def test_roll_outs_need_the_scopes_of_evolution_and_a_person(tmp_path: Pat
         assert lamp["genome"] == "ab" * 32
 
 
+async def test_a_tool_that_nothing_has_is_a_warning_with_the_name_that_was_meant(
+    tmp_path: Path,
+) -> None:
+    async with service_with_edge(tmp_path) as (ann, _):
+        texts = {"questionn": {"description": "?"}, "look": {"description": "?"}, "gone": None}
+        changed = await ann.post("/v1/genomes/helper/versions", {"genome": {"tools": texts}})
+        (warning,) = changed.json["warnings"]
+        assert "no tool has the name 'questionn' now" in warning
+        assert "did you mean 'question'?" in warning
+        assert (await ann.get("/v1/genomes/helper")).json["warnings"] == []
+
+
 async def test_an_edge_that_is_offline_is_an_error_that_says_so(tmp_path: Path) -> None:
     async with service_with_edge(tmp_path) as (ann, here):
         assert (await set_turns(ann, 3)).status == 200

@@ -136,6 +136,21 @@ async def test_a_change_that_is_not_allowed_is_refused_in_one_sentence(tmp_path:
         assert shown.out == "evoclaw: version 0 (as configured)\nas configured\n"
 
 
+async def test_texts_for_a_tool_that_nothing_has_are_accepted_with_a_warning(
+    tmp_path: Path,
+) -> None:
+    async with seat(tmp_path, SETTINGS, edge=True) as place:
+        await place.up.wait_online(await place.up.wait_ready())
+        file = tmp_path / "patch.json"
+        file.write_text('{"tools": {"raed": {"description": "x"}, "read": {"description": "y"}}}')
+        ran = await place.type("genome", "set", "evoclaw", "--file", str(file))
+        assert ran.code == exits.OK, ran.err
+        warnings = [line for line in ran.err.splitlines() if line.startswith("warning: ")]
+        assert len(warnings) == 1, ran.err
+        assert "no tool has the name 'raed' now" in warnings[0]
+        assert "did you mean 'read'?" in warnings[0]
+
+
 async def test_the_genome_of_an_edge_is_shown_changed_and_rolled_back(tmp_path: Path) -> None:
     async with seat(tmp_path) as place:
         garage = await place.add_edge("garage")

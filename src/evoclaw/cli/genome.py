@@ -16,7 +16,7 @@ from evoclaw.cli import exits, service_api
 from evoclaw.cli.approvals import identify_answerer
 from evoclaw.cli.client import ServiceClient, with_client
 from evoclaw.cli.options import FILE, CommandGroup, json_option
-from evoclaw.cli.output import print_out
+from evoclaw.cli.output import print_err, print_out
 from evoclaw.cli.receipts import write_lines
 from evoclaw.cli.terminal_text import clean, format_time, one_line, print_table, text_of
 from evoclaw.core.errors import ConfigError
@@ -201,6 +201,8 @@ def _print_head(found: dict[str, JSON]) -> None:
     restored = found.get("restored")
     back = "" if restored is None else f", restored from version {restored}"
     print_out(f"{clean(text_of(found, 'agent'))}: version {found['version']} ({digest}){back}")
+    for warning in found.get("warnings", ()):
+        print_err(f"warning: {one_line(warning, 500)}")
 
 
 def _about(entry: dict[str, JSON]) -> str:

@@ -608,6 +608,7 @@ declare namespace Api {
     digest: string;
     restored: number | null;
     genome: JsonObject<any>;
+    warnings?: Array<string>;
   }
 
   /** An image, base64-encoded. */

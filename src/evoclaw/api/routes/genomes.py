@@ -19,7 +19,8 @@ from evoclaw.api.routes.governance import check_operator
 from evoclaw.api.routes.parameters import ID_PATTERN, AgentName, Reason
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.genome import Genome
-from evoclaw.core.messages import JSON
+from evoclaw.core.messages import JSON, is_object
+from evoclaw.core.suggestions import did_you_mean
 from evoclaw.evolution.cases import CaseFile, Split
 from evoclaw.evolution.lineage import GenomeLineage
 from evoclaw.evolution.lineage_entries import LineageEntry, edge_lineage
@@ -44,6 +45,8 @@ class GenomeView(Struct, frozen=True, kw_only=True):
     """The version that a rollback restored; null: it is no rollback."""
     genome: dict[str, JSON]
     """What it sets; the rest is as configured."""
+    warnings: tuple[str, ...] = ()
+    """What of a change has no effect now, and why."""
 
 
 class GenomeList(Struct, frozen=True):
@@ -187,7 +190,7 @@ async def change_genome(
             runs=data.runs,
             expected=data.expected,
         )
-        view = _view(name, await _refusable(change))
+        view = _view(name, await _refusable(change), _unknown_tools(parts, data.genome))
         await _audit(parts, caller, view)
     else:
         change = EdgeGenome(parts, name).change(
@@ -294,13 +297,31 @@ def user_of(caller: Caller) -> str:
     return caller.principal.user or caller.token
 
 
-def _view(name: str, genome: Genome) -> GenomeView:
+def _view(name: str, genome: Genome, warnings: tuple[str, ...] = ()) -> GenomeView:
     return GenomeView(
         agent=name,
         version=genome.version,
         digest=genome.digest,
         restored=genome.restored,
         genome=genome.content(),
+        warnings=warnings,
+    )
+
+
+def _unknown_tools(parts: ApiDependencies, patch: dict[str, JSON]) -> tuple[str, ...]:
+    """Warnings for texts of tools that no machine has now; those of servers come and go."""
+    texts = patch.get("tools")
+    if parts.tools is None or not is_object(texts):
+        return ()
+    known = {tool.name for tool in parts.tools()}
+    known.update(found.tool.name for found in parts.unavailable_tools())
+    for member in () if parts.orchestrator is None else parts.orchestrator.fleet.members():
+        known.update(member.advertised_hashes)
+    return tuple(
+        f"no tool has the name {name!r} now, so its texts have no effect until one has it"
+        f"{did_you_mean(name, known)}"
+        for name, text in texts.items()
+        if text is not None and name not in known
     )
 
 
