@@ -196,6 +196,10 @@ async def test_sealed_cases_are_opened_by_a_person_once_for_each_release(tmp_pat
         program = await up.client_with("evolution:read", "evolution:write")
         assert (await program.post(PATH, body)).status == 403
         ann = await up.client_with("*")
+        write_case(tmp_path, "one")
+        nothing = await ann.post(PATH, {**body, "splits": ["train", "sealed"], "cases": ["one"]})
+        assert nothing.status == 422
+        assert "no sealed case is among the chosen" in nothing.json["error"]["message"]
         await ann.until(await started(ann, **body), "state", "completed")
         second = await ann.until(await started(ann, **body), "state", "failed")
         assert "opened the sealed cases" in second["error"]

@@ -77,6 +77,10 @@ def test_cases_are_chosen_by_agent_name_and_split(tmp_path: Path) -> None:
         names("ann", "a")
     with pytest.raises(ConfigError, match="no case of the split train or validation"):
         names("ann", "b")
+    both = [Split.TRAIN, Split.SEALED]
+    assert names("ann", splits=both) == ["b", "c"]
+    with pytest.raises(ConfigError, match="no sealed case is among the chosen ones"):
+        names("ann", "c", splits=both)
 
 
 class Machine(FakeOps):

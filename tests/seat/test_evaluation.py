@@ -137,7 +137,12 @@ async def test_sealed_cases_are_opened_once_for_a_release_and_that_is_recorded(
         assert "no case of the split" in (await place.type("eval", "evoclaw")).err
         without = await place.type("eval", "evoclaw", "--split", "sealed")
         assert "name it with --release" in without.err
+        (folder / "t.toml").write_text(
+            'message = "say yes"\n[[checks]]\nkind = "answer"\nequals = "yes"\n'
+        )
         sealed = ("eval", "evoclaw", "--split", "sealed", "--release", "1.0")
+        nothing = await place.type(*sealed, "--split", "train", "--cases", "t")
+        assert nothing.code != exits.OK and "no sealed case is among the chosen" in nothing.err
         assert (await place.type(*sealed)).code == exits.OK
         again = await place.type(*sealed)
         assert again.code != exits.OK and "has opened the sealed cases" in again.err

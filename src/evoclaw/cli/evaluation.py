@@ -82,7 +82,7 @@ async def _evaluate(
     repeat: int,
     parallel: int,
 ) -> Evaluation:
-    from evoclaw.evolution.cases import Split
+    from evoclaw.evolution.cases import Split, has_sealed
     from evoclaw.evolution.evaluation import evaluate, lineage_scores
     from evoclaw.wiring.agents import defined_agents
     from evoclaw.wiring.evaluation import open_audited_lineage, open_case_runner
@@ -91,10 +91,11 @@ async def _evaluate(
         raise AgentNotFound(agent, known)
     wanted = [Split(split) for split in splits] or [Split.TRAIN, Split.VALIDATION]
     chosen = _cases(agent, names, wanted)
+    opens_sealed = has_sealed(chosen)
     async with open_audited_lineage(os.environ) as (lineage, audit):
         genome = await lineage.version(agent, version)
         async with open_case_runner(agent, genome, os.environ) as runner:
-            if Split.SEALED in wanted:
+            if opens_sealed:
                 if why := identify_answerer().refusal_reason("local"):
                     raise ConfigError(why)
                 opened = await lineage.open_sealed(agent, genome, release, by=current_user())
@@ -106,7 +107,7 @@ async def _evaluate(
                 parallel=parallel,
                 on_attempt=_progress(len(chosen) * repeat),
             )
-        scores = lineage_scores(done, release)
+        scores = lineage_scores(done, release if opens_sealed else "")
         added = await lineage.add_evaluation(agent, genome, scores, by=current_user())
         await audit.record(added)
     return done

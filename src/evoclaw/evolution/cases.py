@@ -185,12 +185,22 @@ def chosen_cases(
         raise ConfigError(f"there is no case {unknown[0]!r} for agent {agent!r}; cases: {listed}")
     wanted = [known[name] for name in names] if names else list(known.values())
     found = [case for case in wanted if case.case.split in splits]
+    if found and Split.SEALED in splits and not has_sealed(found):
+        raise ConfigError(
+            f"no sealed case is among the chosen ones of agent {agent!r}, so none is opened; leave "
+            "out the split sealed, or choose a sealed case"
+        )
     if not found:
         raise ConfigError(
             f"there is no case of the split {' or '.join(splits)} for agent {agent!r}; "
             "add one with `evoclaw cases add`"
         )
     return found
+
+
+def has_sealed(cases: Iterable[CaseFile]) -> bool:
+    """Whether a case is sealed, so that running the cases opens it."""
+    return any(case.case.split is Split.SEALED for case in cases)
 
 
 def recorded_tools(records: Iterable[Record]) -> tuple[Tool, ...]:

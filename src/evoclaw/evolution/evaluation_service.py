@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.core.genome import Genome
-from evoclaw.evolution.cases import CaseFile, CaseFolder, Split, chosen_cases
+from evoclaw.evolution.cases import CaseFile, CaseFolder, Split, chosen_cases, has_sealed
 from evoclaw.evolution.evaluation import Attempt, OpenRun, Rate, evaluate, lineage_scores
 from evoclaw.evolution.lineage import GenomeLineage, GenomeNotFound
 from evoclaw.evolution.lineage_entries import LineageEntry, OnEntry, genome_of, ignore_entry
@@ -320,9 +320,9 @@ class EvaluationService:
         cases: Sequence[CaseFile],
         request: EvaluationRequest,
     ) -> None:
-        agent, by = active.view.agent, active.view.by
+        agent, by, opens_sealed = active.view.agent, active.view.by, has_sealed(cases)
         async with self._open_runner(agent, genome) as open_run:
-            if Split.SEALED in request.splits:
+            if opens_sealed:
                 await self._on_entry(
                     await self._lineage.open_sealed(agent, genome, request.release, by=by)
                 )
@@ -335,7 +335,8 @@ class EvaluationService:
             )
         if why := self._stopped(agent):
             raise EvaluationStopped(why)  # runs that were stopped say nothing about the genome
-        scores = lineage_scores(done, request.release) | {EVALUATION_KEY: active.view.id}
+        release = request.release if opens_sealed else ""
+        scores = lineage_scores(done, release) | {EVALUATION_KEY: active.view.id}
         await self._on_entry(await self._lineage.add_evaluation(agent, genome, scores, by=by))
 
     async def _drive(self, active: _Active) -> None:
