@@ -238,7 +238,7 @@ async def test_a_case_is_made_from_a_run_and_evaluated(tmp_path: Path) -> None:
         assert (made.status, made.json) == (
             201,
             {"name": "tea", "split": "validation", "agent": "helper", "recorded": True,
-             "checks": 1},
+             "checks": 1, "path": str(tmp_path / "cases" / "tea.toml")},
         )  # fmt: skip
         assert [one["name"] for one in (await ann.get("/v1/cases")).json["items"]] == ["tea"]
         twice = await ann.post("/v1/cases", body)

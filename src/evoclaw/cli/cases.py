@@ -10,6 +10,7 @@ import msgspec
 
 from evoclaw.cli import exits, service_api
 from evoclaw.cli.client import ServiceClient, with_client
+from evoclaw.cli.genome import check_person
 from evoclaw.cli.options import CommandGroup, json_option
 from evoclaw.cli.output import print_err, print_out
 from evoclaw.cli.terminal_text import clean, one_line, print_table, text_of
@@ -83,21 +84,16 @@ def _check(*, as_json: bool) -> int:
 )
 @json_option()
 def _add(run_id: str, name: str | None, split: str, *, as_json: bool) -> int:
-    async def add(client: ServiceClient) -> None:
-        from evoclaw.core.events import Record
-        from evoclaw.evolution.cases import Split, case_from_run
+    check_person()
 
-        run = await service_api.get_run(client, run_id)
-        path = service_api.api_path("runs", run_id, "records")
-        data = await client.request_bytes("GET", path)
-        records = [msgspec.json.decode(line, type=Record) for line in data.splitlines()]
-        chosen = name or run_id
-        text = case_from_run(records, chosen, text_of(run, "agent"), Split(split))
-        written = _folder().add(chosen, text, data)
+    async def add(client: ServiceClient) -> None:
+        body: dict[str, JSON] = {"run": run_id, "name": name, "split": split}
+        made = service_api.as_object(await client.post(service_api.api_path("cases"), body))
         if as_json:
-            print_out({"name": chosen, "path": str(written)})
+            print_out(made)
         else:
-            print_out(f"{written}: its checks expect the calls of the run; edit them if needed")
+            path = clean(text_of(made, "path"))
+            print_out(f"{path}: its checks expect the calls of the run; edit them if needed")
 
     return with_client(add)
 

@@ -281,6 +281,7 @@ declare namespace Api {
     agent: string;
     recorded: boolean;
     checks: number;
+    path?: string;
   }
 
   /** The channels of a tenant. */

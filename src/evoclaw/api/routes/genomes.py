@@ -94,6 +94,8 @@ class CaseView(Struct, frozen=True):
     """Whether calls are answered from a record, and none is executed."""
     checks: int
     """How many checks decide."""
+    path: str = ""
+    """Its file, on the machine of the service."""
 
 
 class GenomeChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -237,7 +239,14 @@ async def roll_back_genome(
 def case_view(case: CaseFile) -> CaseView:
     """What a caller sees of a case."""
     found = case.case
-    return CaseView(case.name, found.split, found.agent, found.is_recorded, len(found.checks))
+    return CaseView(
+        name=case.name,
+        split=found.split,
+        agent=found.agent,
+        recorded=found.is_recorded,
+        checks=len(found.checks),
+        path=str(case.path),
+    )
 
 
 def lineage_for(parts: ApiDependencies, caller: Caller) -> GenomeLineage:
