@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import StopReason
-from evoclaw.core.messages import Reply, user
+from evoclaw.core.messages import Message, Reply, user
 from evoclaw.core.ports import Ports
 from evoclaw.core.run import watch
 from evoclaw.core.state import new_run
@@ -160,6 +160,19 @@ async def test_a_recorded_run_becomes_a_case_that_it_passes(tmp_path: Path) -> N
     other = [calls(("look", {"what": "b"})), says("Seen.")]
     done = await evaluate([case], lambda c, _: running(c, *other))
     assert (done.total.passed, done.coverage) == (0, 0.0), "what was not recorded has no result"
+
+
+async def test_a_run_that_continues_a_conversation_does_not_become_a_case() -> None:
+    async def text_of(*before: Message) -> str:
+        replies = calls(("weather", {"city": "Rome"})), says("Sunny.")
+        ports = Ports(Scripted(*replies), RecordedResults(case_of(WEATHER)), Autonomy(Level.FULL))
+        records = [record async for record in watch([*before, user("And in Rome?")], ports)]
+        return case_from_run(records, "kept", "bob", Split.TRAIN)
+
+    memory = user("From memory: she lives in Rome.")
+    assert 'message = "And in Rome?"' in await text_of(memory), "a note of the memory is no turn"
+    with pytest.raises(ConfigError, match="continues a conversation.* in a new session"):
+        await text_of(user("Is it sunny in Oslo?"), says("No."))
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,19 @@ async def test_a_case_is_made_from_a_run_and_replayed_with_its_coverage(tmp_path
         assert "there is a case 'kept' already" in again.err
 
 
+async def test_a_case_is_not_made_from_a_later_message_of_a_session(tmp_path: Path) -> None:
+    async with seat(tmp_path, SETTINGS, edge=True) as place:
+        client = await place.up.wait_ready()
+        await place.up.wait_online(client)
+        first = await wait_for_state(client, await start_run(client, "say hello"))
+        message = 'call glob {"pattern": "*"}\nsay listed'
+        later = await start_run(client, message, session_id=first["session_id"])
+        await wait_for_state(client, later)
+        refused = await place.type("cases", "add", later)
+        assert refused.code != exits.OK
+        assert "the run continues a conversation" in refused.err and "new session" in refused.err
+
+
 async def test_sealed_cases_are_opened_once_for_a_release_and_that_is_recorded(
     tmp_path: Path,
 ) -> None:

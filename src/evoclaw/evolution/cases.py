@@ -21,7 +21,7 @@ from evoclaw.core.events import (
     StopReason,
     ToolsChanged,
 )
-from evoclaw.core.messages import JSON, ErrorKind, UserMessage
+from evoclaw.core.messages import JSON, ErrorKind, Reply, ToolResult, UserMessage
 from evoclaw.core.toml import parse_toml
 from evoclaw.core.tools import Tool
 from evoclaw.evolution.checks import CalledCheck, Check, check_definition
@@ -212,13 +212,19 @@ def recorded_tools(records: Iterable[Record]) -> tuple[Tool, ...]:
 def case_from_run(records: Sequence[Record], name: str, agent: str, split: Split) -> str:
     """The text of a case that repeats a recorded run: its successful calls are expected.
 
-    Raises `ConfigError` if the run did not complete, or made no call that a check could expect.
+    Raises `ConfigError` if the run did not complete, was not the first one of its session, or made
+    no call that a check could expect.
     """
     started = next((r.event for r in records if isinstance(r.event, RunStarted)), None)
     ended = next((r.event for r in reversed(records) if isinstance(r.event, RunFinished)), None)
     said = [m for m in started.messages if isinstance(m, UserMessage)] if started else []
     if not said or ended is None or ended.stop is not StopReason.COMPLETED:
         raise ConfigError("the run has not completed; make a case from one that has")
+    if started is not None and any(isinstance(m, Reply | ToolResult) for m in started.messages):
+        raise ConfigError(
+            "the run continues a conversation, and a case has only one message; send a message "
+            "that says everything in a new session, and make a case from that run"
+        )
     calls = {r.event.call_id: r.event for r in records if isinstance(r.event, CallStarted)}
     good = [
         calls[r.event.result.call_id]
