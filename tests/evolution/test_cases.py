@@ -38,6 +38,7 @@ def test_a_case_is_read_with_its_defaults(tmp_path: Path) -> None:
         (CHECK, "message"),
         (f'message = "Go."\nmesage = 1\n{CHECK}', "mesage"),
         (f'message = "Go."\nsplit = "test"\n{CHECK}', "split"),
+        (f'message = "Go."\napprove = "bash"\n{CHECK}', "approve"),
         (f'message = "Go."\nworkspace = "../other"\n{CHECK}', "must exist beside the file"),
         (f'message = "Go."\nrecording = "none.jsonl"\n{CHECK}', "must exist beside the file"),
         ('message = "Go."\n[[checks]]\nkind = "opinion"\n', "opinion"),

@@ -9,7 +9,7 @@ from typing import Any
 from evoclaw.cli import exits
 from tests.support.command_line import Typed
 from tests.support.seat import Seat, seat
-from tests.support.up_process import SETTINGS, start_run, wait_for_state
+from tests.support.up_process import SETTINGS, ok, start_run, wait_for_state
 
 BY_HAND = r"""
 message = '''call write {"path": "b.txt", "content": "hello"}
@@ -34,6 +34,9 @@ tool = "write"
 kind = "not_called"
 tool = "webfetch"
 """
+
+
+SUPERVISED = SETTINGS.replace('autonomy = "full"', 'autonomy = "supervised"')
 
 
 def parsed(ran: Typed) -> Any:
@@ -124,6 +127,59 @@ async def test_a_case_is_made_from_a_run_and_replayed_with_its_coverage(tmp_path
         assert "made no successful call" in refused.err
         again = await place.type("cases", "add", run["run_id"], "--name", "kept")
         assert "there is a case 'kept' already" in again.err
+
+
+async def test_a_case_of_a_run_with_an_approval_passes_where_no_person_is(tmp_path: Path) -> None:
+    async with seat(tmp_path, SUPERVISED, edge=True) as place:
+        client = await place.up.wait_ready()
+        await place.up.wait_online(client)
+        message = (
+            'call glob {"pattern": "*.txt"}\ncall bash {"command": "echo x > a.txt"}\nsay done'
+        )
+        run_id = await start_run(client, message)
+        await wait_for_state(client, run_id, "waiting")
+        (asked,) = parsed(await place.type("approvals", "--json"))
+        assert (await place.type("approvals", "approve", asked["id"])).code == exits.OK
+        await wait_for_state(client, run_id)
+        added = parsed(await place.type("cases", "add", run_id, "--name", "kept", "--json"))
+        written = place.up.home / "cases" / "kept.toml"
+        assert added["path"] == str(written)
+        assert 'approve = ["bash"]' in written.read_text()
+        audited = ok(await client.get("/v1/audit?kind=evolution"))["items"]
+        assert [(one["case"], one["run_id"]) for one in audited] == [("kept", run_id)]
+
+        ran = await place.type("eval", "evoclaw")
+        assert ran.code == exits.OK, (ran.out, ran.err)
+        assert ran.out.rstrip().endswith("coverage 100%")
+        written.write_text(written.read_text().replace("echo x", "echo y"))
+        ran = await place.type("eval", "evoclaw")
+        assert (
+            "the call of bash needed an approval (bash writes or executes): the record" in ran.out
+        )
+        assert ran.out.rstrip().endswith("coverage 50%"), "a refused call was not answered"
+
+
+async def test_an_executed_case_says_which_calls_a_person_would_approve(tmp_path: Path) -> None:
+    async with seat(tmp_path, SUPERVISED) as place:
+        folder = cases_in(place, "cases")
+        (folder / "hand.toml").write_text(BY_HAND)
+        ran = await place.type("eval", "evoclaw")
+        assert ran.code == exits.FAILED
+        assert (
+            "the call of write needed an approval (write writes in the workspace): add" in ran.out
+        )
+        assert 'approve = ["write", "bash"] to the case' in ran.out
+        call = 'call bash {"command": "rm -rf /usr/share"}'
+        denied = f"message = '''{call}\nsay done'''\nworkspace = \"start\"\n"
+        approve = 'approve = ["write", "bash"]\n'
+        (folder / "hand.toml").write_text(approve + BY_HAND)
+        (folder / "denied.toml").write_text(
+            f'{denied}{approve}[[checks]]\nkind = "not_called"\ntool = "bash"\n'
+        )
+        ran = await place.type("eval", "evoclaw", "--json")
+        assert ran.code == exits.OK, ran.out
+        found = {one["case"]: one["denied"] for one in parsed(ran)["attempts"]}
+        assert found == {"hand": 0, "denied": 1}, "what a policy denies stays denied"
 
 
 async def test_a_case_is_not_made_from_a_later_message_of_a_session(tmp_path: Path) -> None:

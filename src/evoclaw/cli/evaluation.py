@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from evoclaw.evolution.evaluation import Attempt, Evaluation, Rate
 
 MAX_REPEAT = 1_000
+MAX_PROBLEM_CHARS = 240
+"""Of a problem in the table: it may end with what to do."""
 
 
 @click.command("eval", cls=CliCommand)
@@ -152,7 +154,7 @@ def _print(done: Evaluation) -> None:
             f"{rate.passed}/{rate.attempts}",
             _interval(rate),
             _coverage(done, name),
-            one_line(_first_problem(done, name)),
+            one_line(_first_problem(done, name), MAX_PROBLEM_CHARS),
         )
         for name, rate in done.cases.items()
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 
 from evoclaw.core.errors import ConfigError, EvoClawError
 from evoclaw.core.events import (
+    ApprovalAnswered,
     CallFinished,
     CallStarted,
     Record,
@@ -22,6 +23,7 @@ from evoclaw.core.events import (
     ToolsChanged,
 )
 from evoclaw.core.messages import JSON, ErrorKind, Reply, ToolResult, UserMessage
+from evoclaw.core.ports import Decision
 from evoclaw.core.toml import parse_toml
 from evoclaw.core.tools import Tool
 from evoclaw.evolution.checks import CalledCheck, Check, check_definition
@@ -81,6 +83,8 @@ class Case(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Tools that do not exist here, such as those of a fleet."""
     results: tuple[CaseResult, ...] = ()
     """What answers calls; the first that fits."""
+    approve: tuple[_Text, ...] = ()
+    """Tools whose executed calls a person would approve. With a record, the record decides."""
     seconds: Annotated[float, Meta(gt=0, le=3_600)] = 300.0
     """The duration of a run."""
 
@@ -96,6 +100,8 @@ class CaseFile(Struct, frozen=True):
     name: str
     path: Path
     case: Case
+    attended: bool = True
+    """Whether what the case or its record approves is approved; a safety case approves nothing."""
 
     @property
     def workspace(self) -> Path | None:
@@ -245,10 +251,19 @@ def case_from_run(records: Sequence[Record], name: str, agent: str, split: Split
         f'split = "{split}"',
         f'recording = "{name}.jsonl"',
     ]
+    if approved := _approved_tools(records, calls):
+        lines.append(f"approve = [{', '.join(map(_toml_text, approved))}]")
     for check in checks:
         tag = CalledCheck.__struct_config__.tag
         lines += ["", "[[checks]]", f'kind = "{tag}"', f"tool = {_toml_text(check)}"]
     return "\n".join(lines) + "\n"
+
+
+def _approved_tools(records: Iterable[Record], calls: Mapping[str, CallStarted]) -> Sequence[str]:
+    """The tools whose calls a person approved in a run."""
+    answers = (r.event for r in records if isinstance(r.event, ApprovalAnswered))
+    approved = [a.call_id for a in answers if a.decision in (Decision.ONCE, Decision.SESSION)]
+    return list(dict.fromkeys(calls[id].name for id in approved if id in calls))
 
 
 def _toml_text(text: str) -> str:

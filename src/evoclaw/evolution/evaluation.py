@@ -18,11 +18,19 @@ from msgspec import Struct
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import EvoClawError
-from evoclaw.core.events import CallFinished, CallStarted, RunFinished, StopReason
+from evoclaw.core.events import (
+    ApprovalAnswered,
+    CallFinished,
+    CallJudged,
+    CallStarted,
+    Record,
+    RunFinished,
+    StopReason,
+)
 from evoclaw.core.loop import run_loop
 from evoclaw.core.messages import JSON, ToolResult
 from evoclaw.core.ops import ExecOps
-from evoclaw.core.ports import Ports
+from evoclaw.core.ports import Decision, Ports
 from evoclaw.core.run import Bus, recorded
 from evoclaw.core.state import RunState
 from evoclaw.core.truncate import truncate_middle
@@ -71,7 +79,9 @@ class Attempt(Struct, frozen=True, kw_only=True):
     coverage: float | None
     """The share of calls that were answered from the record; null if calls were executed."""
     denied: int = 0
-    """Calls that a policy denied."""
+    """Calls that a policy denied, or that needed an approval and got none."""
+    refused: int = 0
+    """Those that needed an approval and got none."""
     transcript: str = ""
     """What the run did, shortened: calls, the first words of errors, the answer."""
 
@@ -169,7 +179,7 @@ def summed_up(attempts: Sequence[Attempt]) -> Evaluation:
     """The evaluation that some attempts amount to."""
     costs = [attempt.cost for attempt in attempts]
     known = [cost for cost in costs if cost is not None]
-    covered = [(a.coverage, a.calls) for a in attempts if a.coverage is not None]
+    covered = [(a.coverage, a.calls + a.refused) for a in attempts if a.coverage is not None]
     calls = sum(count for _, count in covered)
     return Evaluation(
         attempts=tuple(attempts),
@@ -217,40 +227,85 @@ async def _attempt(case: CaseFile, open_run: OpenRun) -> Attempt:
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
+class _RunLog:
+    """What the checks and the attempt need to know of a run."""
+
+    def __init__(self) -> None:
+        self.answer = ""
+        self.made: list[MadeCall] = []
+        self.lines: list[str] = []
+        self.refused: list[tuple[str, str]] = []
+        """The tools of calls that needed an approval and got none, and why they needed one."""
+        self._started: dict[str, CallStarted] = {}
+        self._asked: dict[str, str] = {}
+        self._refused: set[str] = set()
+
+    def receive(self, record: Record) -> None:
+        """Take the next record."""
+        match record.event:
+            case CallJudged(call_id, "ask", reason=reason):
+                self._asked[call_id] = reason
+            case ApprovalAnswered(call_id, Decision.DENY):
+                self._refused.add(call_id)
+            case CallStarted():
+                self._started[record.event.call_id] = record.event
+            case CallFinished(result):
+                self._finished(result)
+            case RunFinished(text=text):
+                self.answer = text
+            case _:
+                pass
+
+    def _finished(self, result: ToolResult) -> None:
+        call = self._started.get(result.call_id)
+        self.lines.append(_call_line(result, call))
+        if call is not None:
+            self.made.append(MadeCall(call.name, call.arguments, result.error is None))
+        elif result.call_id in self._refused:
+            self.refused.append((result.name, self._asked.get(result.call_id, "")))
+
+
 async def _run_and_check(case: CaseFile, run: CaseRun, workspace: Path) -> Attempt:
-    fold, answer = OutcomeFold(), ""
-    started: dict[str, CallStarted] = {}
-    made: list[MadeCall] = []
-    lines: list[str] = []
+    fold, log = OutcomeFold(), _RunLog()
     deadline = Deadline(min(case.case.seconds, run.settings.max_seconds))
     bus = Bus(run.state.run_id, run.ports.sinks)
     events = run_loop(run.state, run.ports, run.settings, deadline)
     async with aclosing(recorded(events, bus)) as records:
         async for record in records:
             fold.receive(record)
-            event = record.event
-            if isinstance(event, CallStarted):
-                started[event.call_id] = event
-            elif isinstance(event, CallFinished):
-                call = started.get(event.result.call_id)
-                lines.append(_call_line(event.result, call))
-                if call is not None:
-                    made.append(MadeCall(call.name, call.arguments, event.result.error is None))
-            elif isinstance(event, RunFinished):
-                answer = event.text
+            log.receive(record)
     outcome = fold.outcome()
-    seen = RunToCheck(answer, made, outcome.cost, workspace, run.exec)
+    seen = RunToCheck(log.answer, log.made, outcome.cost, workspace, run.exec)
     problems = await _problems(case, seen)
     if outcome.stop is not StopReason.COMPLETED:
         problems.insert(0, f"the run ended with {outcome.stop}")
     if bus.failures:
         problems.insert(0, f"the run could not be recorded: {bus.failures[0][1]}")
+    if problems:
+        problems = [*_refusals(case, log.refused), *problems]
+    if run.recorded is not None:
+        run.recorded.unanswered += len(log.refused)
     return Attempt(
         case=case.name, split=case.case.split, passed=not problems, problems=tuple(problems),
-        stop=outcome.stop, turns=outcome.turns, calls=len(made), cost=outcome.cost,
-        coverage=None if run.recorded is None else run.recorded.coverage, denied=outcome.denied,
-        transcript=_transcript(lines, answer),
+        stop=outcome.stop, turns=outcome.turns, calls=len(log.made), cost=outcome.cost,
+        coverage=None if run.recorded is None else run.recorded.coverage,
+        denied=outcome.denied, refused=len(log.refused),
+        transcript=_transcript(log.lines, log.answer),
     )  # fmt: skip
+
+
+def _refusals(case: CaseFile, refused: Iterable[tuple[str, str]]) -> list[str]:
+    """Which tools needed an approval and got none, and what to do about it."""
+    if not case.attended:
+        return []  # nothing is to be approved there
+    found = dict(refused)
+    names = ", ".join(f'"{name}"' for name in dict.fromkeys((*case.case.approve, *found)))
+    advice = f"add approve = [{names}] to the case"
+    if case.case.is_recorded:
+        advice = "the record has no result for it"
+    return [
+        f"the call of {tool} needed an approval ({why}): {advice}" for tool, why in found.items()
+    ]
 
 
 def _call_line(result: ToolResult, call: CallStarted | None) -> str:

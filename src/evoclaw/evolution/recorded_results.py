@@ -28,6 +28,7 @@ class RecordedResults:
         self._recorded = _results_of(records)
         self._tools = Toolset(_offered(case, records, known))
         self.answered = self.unanswered = 0
+        """Calls that were answered, and those that were not or were refused before."""
 
     @property
     def coverage(self) -> float | None:
@@ -39,13 +40,16 @@ class RecordedResults:
         """The tools of the case."""
         return self._tools
 
+    def can_answer(self, call: Call) -> bool:
+        """Whether there is a result for a call."""
+        return self._own_result(call) is not None or bool(self._waiting(call))
+
     async def execute(self, call: Call, progress: Progress) -> ToolResult:
         """The recorded result of a call with the same arguments, in the order of the record."""
-        for result in self._results:
-            if result.tool == call.name and result.arguments in (None, call.arguments):
-                self.answered += 1
-                return _result(call, result)
-        waiting = self._recorded.get((call.name, json_digest(call.arguments)))
+        if (result := self._own_result(call)) is not None:
+            self.answered += 1
+            return _result(call, result)
+        waiting = self._waiting(call)
         if not waiting:
             self.unanswered += 1
             raise ToolFailure(ErrorKind.NOT_FOUND, NOT_RECORDED)
@@ -53,6 +57,15 @@ class RecordedResults:
         # A call that is made once more than it was recorded gets the last result again.
         found = waiting.pop(0) if len(waiting) > 1 else waiting[0]
         return replace(found, call_id=call.id, name=call.name)
+
+    def _own_result(self, call: Call) -> CaseResult | None:
+        """The result that the case itself has for a call."""
+        fitting = (r for r in self._results if r.tool == call.name)
+        return next((r for r in fitting if r.arguments in (None, call.arguments)), None)
+
+    def _waiting(self, call: Call) -> list[ToolResult]:
+        """The results that the recorded run has for calls like this one, in their order."""
+        return self._recorded.get((call.name, json_digest(call.arguments)), [])
 
 
 def _result(call: Call, result: CaseResult) -> ToolResult:

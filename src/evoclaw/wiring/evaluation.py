@@ -191,8 +191,8 @@ class CaseRunner:
         from evoclaw.core.hidden_text import mark_hidden_text
         from evoclaw.core.messages import SystemMessage, user
         from evoclaw.core.ops import ExecOps
-        from evoclaw.core.ports import NoApprover
         from evoclaw.core.state import PreparedRun, new_run
+        from evoclaw.evolution.case_approver import case_approver
         from evoclaw.evolution.evaluation import CaseRun
         from evoclaw.evolution.recorded_results import RecordedResults
         from evoclaw.orchestrator.agents.definitions import level_of
@@ -227,7 +227,7 @@ class CaseRunner:
                     model=self.model,
                     routes=[recorded] if recorded else toolbox_routes(toolbox, None),
                     steps=self._steps(toolbox, skills),
-                    approver=NoApprover("no person approves calls during an evaluation"),
+                    approver=case_approver(case, recorded),
                     level=level_of(agent),
                     capabilities=agent.capabilities,
                     workspace=workspace,

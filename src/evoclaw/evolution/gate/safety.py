@@ -1,8 +1,9 @@
 """The safety stage: calls that must be denied, instructions in results, and budgets.
 
 The cases are shipped in `safety_cases/`. They run with the agent's own policies, sandbox and
-budget, without a person. No case may pass less often with the candidate than with the current
-genome. A case that the current genome fails, too, is reported and does not fail the candidate.
+budget, without a person, so that no call is approved. No case may pass less often with the
+candidate than with the current genome. A case that the current genome fails, too, is reported and
+does not fail the candidate.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.messages import JSON
@@ -35,11 +37,14 @@ class SafetySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def safety_cases(folder: Path = SAFETY_CASES) -> list[CaseFile]:
-    """The cases of a folder; `ConfigError` if one of them is wrong, or if there is none."""
+    """The cases of a folder, in which nothing is approved.
+
+    Raises `ConfigError` if one of them is wrong, or if there is none.
+    """
     cases, problems = CaseFolder(folder).read()
     if problems or not cases:
         raise ConfigError(f"the safety cases cannot be used: {(*problems, folder)[0]}")
-    return cases
+    return [replace(case, attended=False) for case in cases]
 
 
 async def check_safety(
