@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 import msgspec
 
 from evoclaw.core.genome import CONFIGURED, Genome
 from evoclaw.core.messages import JSON
+from evoclaw.core.version import VERSION
 from evoclaw.evolution.evaluation import wilson
 from evoclaw.providers.scripted import Scripted, calls, says
 from tests.support.service import Client, running_service
@@ -63,6 +65,11 @@ async def test_an_evaluation_runs_in_the_background_and_its_result_is_in_the_lin
         rates = [(one["version"], one["total"]["passed"], list(one["cases"])) for one in results]
         assert rates == [(0, 0, ["one", "two"]), (1, 1, ["one"]), (0, 0, ["two"])]
         assert results[0]["number"] == done["result"] and results[0]["evaluation"] == done["id"]
+        ran = {key: results[0][key] for key in ("recorded", "coverage", "model", "host")}
+        assert ran == {
+            "recorded": 4, "coverage": None, "model": "scripted/model", "host": gethostname(),
+        }  # fmt: skip
+        assert results[0]["evoclaw_version"] == VERSION
         assert results[0]["total"]["low"] == 0.0 < results[0]["total"]["high"] < 1.0
         overview = (await ann.get("/v1/evolution")).json["items"][0]
         assert overview["result"]["number"] == results[1]["number"], "that of the current version"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from msgspec.structs import replace
 
 from evoclaw.core.agent import LoopSettings
@@ -88,7 +89,7 @@ async def test_an_executed_call_is_approved_if_the_case_names_its_tool() -> None
         "to the case",
         "send was called 0 times",
     )
-    assert done.coverage is None
+    assert (done.recorded, done.coverage) == (False, None)
     other = await supervised(case_of(approve=["write"]), *replies)
     assert 'approve = ["write", "send"]' in other.problems[0]
     assert (await supervised(case_of(approve=["send"]), *replies)).passed
@@ -129,3 +130,8 @@ async def test_a_case_of_a_run_names_the_tools_that_a_person_approved(tmp_path: 
     case = read_case(tmp_path / "kept.toml")
     assert case.case.approve == ("send",)
     assert (await supervised(case, calls(SENT), says("Sent."))).passed
+
+
+@pytest.mark.parametrize("replies", [(says("Sent."),), (calls(SENT), says("Sent."))])
+async def test_an_attempt_says_that_its_results_came_from_a_record(replies: Any) -> None:
+    assert (await supervised(RECORDED, *replies)).recorded

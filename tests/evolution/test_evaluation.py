@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 import msgspec
@@ -19,12 +20,14 @@ from evoclaw.core.messages import Message, Reply, user
 from evoclaw.core.ports import Ports
 from evoclaw.core.run import watch
 from evoclaw.core.state import new_run
+from evoclaw.core.version import VERSION
 from evoclaw.evolution.cases import Case, CaseFile, Split, case_from_run, read_case
 from evoclaw.evolution.evaluation import (
     Attempt,
     CaseRun,
     evaluate,
     evaluate_both,
+    lineage_scores,
     summed_up,
     wilson,
 )
@@ -74,6 +77,7 @@ async def test_a_run_that_fails_its_checks_or_does_not_complete_says_why() -> No
     (attempt,) = done.attempts
     assert attempt.problems == ("the answer does not contain 'sunny'",)
     assert (attempt.passed, attempt.coverage, done.coverage) == (False, None, None)
+    assert (attempt.recorded, done.recorded) == (True, 1), "there was a record, and no call"
     again = calls(("weather", {"city": "Rome"}))
     done = await evaluate([case_of(WEATHER)], lambda c, _: running(c, again, again, again))
     assert done.attempts[0].problems[0] == "the run ended with loop_detected"
@@ -173,6 +177,14 @@ async def test_a_run_that_continues_a_conversation_does_not_become_a_case() -> N
     assert 'message = "And in Rome?"' in await text_of(memory), "a note of the memory is no turn"
     with pytest.raises(ConfigError, match="continues a conversation.* in a new session"):
         await text_of(user("Is it sunny in Oslo?"), says("No."))
+
+
+async def test_the_scores_say_with_what_and_where_the_runs_ran() -> None:
+    done = await evaluate([case_of(WEATHER)], lambda c, _: running(c, says("Sunny.")), repeat=2)
+    scores = lineage_scores(done)
+    assert (scores["recorded"], scores["coverage"]) == (2, None)
+    assert (scores["model"], scores["host"]) == ("scripted/model", gethostname())
+    assert scores["evoclaw_version"] == VERSION
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 from evoclaw.cli import exits
+from evoclaw.core.version import VERSION
 from tests.support.command_line import Typed
 from tests.support.seat import Seat, seat
 from tests.support.up_process import SETTINGS, ok, start_run, wait_for_state
@@ -180,6 +182,27 @@ async def test_an_executed_case_says_which_calls_a_person_would_approve(tmp_path
         assert ran.code == exits.OK, ran.out
         found = {one["case"]: one["denied"] for one in parsed(ran)["attempts"]}
         assert found == {"hand": 0, "denied": 1}, "what a policy denies stays denied"
+
+
+async def test_a_run_with_a_record_that_makes_no_call_is_not_printed_as_covered(
+    tmp_path: Path,
+) -> None:
+    async with seat(tmp_path) as place:
+        (place.up.home / "cases").mkdir()
+        (place.up.home / "cases" / "silent.toml").write_text(
+            'message = "say yes"\ntools = [{ name = "weather" }]\n'
+            '[[checks]]\nkind = "answer"\nequals = "yes"\n'
+        )
+        ran = await place.type("eval", "evoclaw", "--repeat", "2")
+        assert ran.code == exits.OK, ran.err
+        row, total = ran.out.rstrip().splitlines()
+        assert "no call to answer" in row and total.endswith("no call to answer")
+        (entry,) = parsed(await place.type("genome", "history", "evoclaw", "--json"))
+        scores = entry["scores"]
+        assert (scores["recorded"], scores["coverage"]) == (2, None)
+        assert (scores["host"], scores["evoclaw_version"]) == (gethostname(), VERSION)
+        assert scores["model"] == place.up.shell.env["EVOCLAW_MODEL"]
+        assert (await place.type("genome", "verify", "evoclaw")).code == exits.OK
 
 
 async def test_a_case_is_not_made_from_a_later_message_of_a_session(tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 MAX_REPEAT = 1_000
 MAX_PROBLEM_CHARS = 240
 """Of a problem in the table: it may end with what to do."""
+NO_CALL_TEXT = "no call to answer"
+"""Instead of a coverage, if runs that have a record made no call."""
 
 
 @click.command("eval", cls=CliCommand)
@@ -161,14 +163,19 @@ def _print(done: Evaluation) -> None:
     print_table(rows, "no cases")
     total = done.total
     cost = "price unknown" if done.cost is None else f"${done.cost:.4f}"
-    covered = "" if done.coverage is None else f", coverage {done.coverage:.0%}"
+    covered = f", {NO_CALL_TEXT}" if done.recorded else ""
+    if done.coverage is not None:
+        covered = f", coverage {done.coverage:.0%}"
     print_out(f"{total.passed} of {total.attempts} passed, {_interval(total)}, {cost}{covered}")
 
 
 def _coverage(done: Evaluation, case: str) -> str:
     """The smallest share of calls that a run of a case had answered from the record."""
-    found = [a.coverage for a in done.attempts if a.case == case and a.coverage is not None]
-    return f"{min(found):.0%} of calls recorded" if found else ""
+    attempts = [a for a in done.attempts if a.case == case and a.recorded]
+    found = [a.coverage for a in attempts if a.coverage is not None]
+    if found:
+        return f"{min(found):.0%} of calls recorded"
+    return NO_CALL_TEXT if attempts else ""
 
 
 def _interval(rate: Rate) -> str:

@@ -533,6 +533,9 @@ declare namespace Api {
     cost: number | null;
     coverage: number | null;
     recorded: number | null;
+    model?: string;
+    host?: string;
+    evoclaw_version?: string;
   }
 
   /** Where an evaluation is. */

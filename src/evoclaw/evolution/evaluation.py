@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from pathlib import Path
+from socket import gethostname
 from typing import TypeAlias
 
 import msgspec
@@ -25,6 +26,7 @@ from evoclaw.core.events import (
     CallStarted,
     Record,
     RunFinished,
+    RunStarted,
     StopReason,
 )
 from evoclaw.core.loop import run_loop
@@ -34,6 +36,7 @@ from evoclaw.core.ports import Decision, Ports
 from evoclaw.core.run import Bus, recorded
 from evoclaw.core.state import RunState
 from evoclaw.core.truncate import truncate_middle
+from evoclaw.core.version import VERSION
 from evoclaw.evolution.cases import CaseFile, Split
 from evoclaw.evolution.checks import MadeCall, RunToCheck
 from evoclaw.evolution.outcomes import OutcomeFold
@@ -77,11 +80,16 @@ class Attempt(Struct, frozen=True, kw_only=True):
     cost: float | None
     """In US dollars; null if the price is unknown."""
     coverage: float | None
-    """The share of calls that were answered from the record; null if calls were executed."""
+    """The share of calls that were answered from the record; null if calls were executed, or if
+    there was none."""
+    recorded: bool = False
+    """Whether a record answered the calls, so that none was executed."""
     denied: int = 0
     """Calls that a policy denied, or that needed an approval and got none."""
     refused: int = 0
     """Those that needed an approval and got none."""
+    model: str = ""
+    """The model that it was run with."""
     transcript: str = ""
     """What the run did, shortened: calls, the first words of errors, the answer."""
 
@@ -113,6 +121,8 @@ class Evaluation(Struct, frozen=True, kw_only=True):
     coverage: float | None
     """The share of recorded calls that were answered; null if no call was to be answered from a
     record."""
+    recorded: int = 0
+    """Attempts whose calls were to be answered from a record."""
 
 
 def wilson(passed: int, attempts: int) -> Rate:
@@ -188,6 +198,7 @@ def summed_up(attempts: Sequence[Attempt]) -> Evaluation:
         splits=_rates(attempts, lambda attempt: str(attempt.split)),
         cost=sum(known) if len(known) == len(costs) else None,
         coverage=sum(share * count for share, count in covered) / calls if calls else None,
+        recorded=sum(attempt.recorded for attempt in attempts),
     )
 
 
@@ -199,8 +210,16 @@ def lineage_scores(done: Evaluation, release: str = "") -> dict[str, JSON]:
         "splits": msgspec.to_builtins(done.splits),
         "cost": done.cost,
         "coverage": done.coverage,
+        "recorded": done.recorded,
+        **where_it_ran(done),
     }
     return scores | ({"release": release} if release else {})
+
+
+def where_it_ran(done: Evaluation) -> dict[str, JSON]:
+    """With which model, on which machine and with which EvoClaw an evaluation was run."""
+    models = dict.fromkeys(attempt.model for attempt in done.attempts if attempt.model)
+    return {"model": ", ".join(models), "host": gethostname(), "evoclaw_version": VERSION}
 
 
 def _rates(attempts: Sequence[Attempt], key: Callable[[Attempt], str]) -> dict[str, Rate]:
@@ -231,7 +250,7 @@ class _RunLog:
     """What the checks and the attempt need to know of a run."""
 
     def __init__(self) -> None:
-        self.answer = ""
+        self.answer = self.model = ""
         self.made: list[MadeCall] = []
         self.lines: list[str] = []
         self.refused: list[tuple[str, str]] = []
@@ -243,6 +262,8 @@ class _RunLog:
     def receive(self, record: Record) -> None:
         """Take the next record."""
         match record.event:
+            case RunStarted(model=model):
+                self.model = model
             case CallJudged(call_id, "ask", reason=reason):
                 self._asked[call_id] = reason
             case ApprovalAnswered(call_id, Decision.DENY):
@@ -289,8 +310,8 @@ async def _run_and_check(case: CaseFile, run: CaseRun, workspace: Path) -> Attem
         case=case.name, split=case.case.split, passed=not problems, problems=tuple(problems),
         stop=outcome.stop, turns=outcome.turns, calls=len(log.made), cost=outcome.cost,
         coverage=None if run.recorded is None else run.recorded.coverage,
-        denied=outcome.denied, refused=len(log.refused),
-        transcript=_transcript(log.lines, log.answer),
+        recorded=run.recorded is not None, denied=outcome.denied, refused=len(log.refused),
+        model=log.model, transcript=_transcript(log.lines, log.answer),
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from evoclaw.core.tools import Tool
 from evoclaw.evolution.campaign import Spent, budget_problem, spent_today
 from evoclaw.evolution.cases import CaseFile, Split
 from evoclaw.evolution.engine import SpendingMeter
-from evoclaw.evolution.evaluation import Evaluation, evaluate
+from evoclaw.evolution.evaluation import Evaluation, evaluate, where_it_ran
 from evoclaw.evolution.lineage import GenomeLineage
 from evoclaw.evolution.lineage_entries import OnEntry
 from evoclaw.evolution.proposals import CampaignBudgetSpent, ProposerContext
@@ -82,6 +82,8 @@ class ProposerContexts:
                 "splits": msgspec.to_builtins(done.splits),
                 "cost": done.cost,
                 "coverage": done.coverage,
+                "recorded": done.recorded,
+                **where_it_ran(done),
                 **meter.take().evidence(),
             }
             entry = await self._lineage.add_evaluation(self._agent.name, tried, scores, by=proposer)

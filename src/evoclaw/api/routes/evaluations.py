@@ -80,6 +80,12 @@ class EvaluationResult(Struct, frozen=True, kw_only=True):
     record."""
     recorded: int | None
     """How many of the runs had a record to answer their calls; null: that was not stored."""
+    model: str = ""
+    """The model that it was run with; empty: not known."""
+    host: str = ""
+    """The name of the machine that ran it; empty: not known."""
+    evoclaw_version: str = ""
+    """The version of EvoClaw that ran it; empty: not known."""
 
 
 class EvaluationList(Struct, frozen=True):
@@ -332,6 +338,9 @@ def _result(entry: LineageEntry, entries: Sequence[LineageEntry]) -> EvaluationR
         cost=scores.get("cost"),
         coverage=scores.get("coverage"),
         recorded=scores.get("recorded"),
+        model=_text(scores.get("model")),
+        host=_text(scores.get("host")),
+        evoclaw_version=_text(scores.get("evoclaw_version")),
     )
 
 
