@@ -34,6 +34,7 @@ from tests.support.evolution_engines import (
     KEY,
     ON,
     OTHER_KEY,
+    FixedProposer,
     engine_of,
     open_lineage,
     passes,
@@ -103,6 +104,22 @@ async def test_a_person_rejects_and_the_same_proposal_is_not_made_again(place: P
             await reject(lineage, AGENT, 1, by="ann", reason="again")
         with pytest.raises(ApprovalRefused, match="no candidate 7"):
             await approve(lineage, AGENT, 7, by="ann")
+
+
+@pytest.mark.parametrize("is_asked_before", [False, True])
+async def test_a_campaign_asks_the_proposers_once_also_if_they_find_nothing(
+    place: Place, is_asked_before: bool
+) -> None:
+    proposer = FixedProposer(Proposal(patch={"budget": 5}, reason="more money"))
+    async with open_lineage(place) as lineage:
+        engine = engine_of(lineage, proposers=[proposer])
+        if is_asked_before:
+            await engine.run()
+        rounds = proposer.rounds
+        await engine.run(again=True)
+        assert proposer.rounds == rounds + 1
+        kinds = [entry.kind for entry in await lineage.history(AGENT)]
+        assert kinds == ["campaign"] * (rounds + 1)
 
 
 async def test_a_candidate_cannot_be_approved_before_its_turn(place: Place) -> None:

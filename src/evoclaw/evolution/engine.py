@@ -152,18 +152,20 @@ class EvolutionEngine:
         """Take steps until none is left, and return why.
 
         Args:
-            again: Whether to ask the proposers although they were asked today.
+            again: Whether to ask the proposers although they were asked today; not if one of
+                these steps was to ask them.
         """
+        before = await self._lineage.last_number(self._agent)
         while True:
             try:
                 if await self.step():
                     continue
                 steps = await self.plan()
                 why = next((step.reason for step in steps if isinstance(step, Wait)), "")
-                idle = not fold_open(await self._history())
-                if not (again and idle):
+                entries = await self._history()
+                is_asked = any(entry.kind == "campaign" for entry in entries[before:])
+                if not again or is_asked or fold_open(entries):
                     return why
-                again = False
                 await self._interruptible(self._propose())
             except GenomeChanged:
                 continue
