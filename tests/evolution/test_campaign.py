@@ -115,6 +115,20 @@ def test_a_persons_request_has_the_proposers_asked_again_until_the_round_ends() 
     assert isinstance(only(steps(asked, request, entry(3, "campaign", at=120.0))), Wait)
 
 
+def test_proposers_that_the_budget_ended_are_asked_again_once_it_allows_more() -> None:
+    short = replace(ON, max_runs_per_day=4, repeats=1)
+    scores = {"needed_runs": 6, "spent": {"runs": 0, "cost": 0.0}}
+    why = budget_problem(short, Spent(), 6)
+    assert why == "6 runs are needed at a time, and max_runs_per_day is 4; raise it"
+    asked = entry(1, "campaign", reason=f"gepa: {why}", scores=scores)
+    waiting = Wait(f"the proposers ended early today: gepa: {why}")
+    assert only(steps(asked, settings=short)) == waiting
+    assert only(steps(asked, settings=replace(short, max_runs_per_day=6))) == Propose()
+    spent = entry(2, "evaluation", scores={"spent": {"runs": 1, "cost": 0.0}})
+    few = replace(short, max_runs_per_day=6)
+    assert isinstance(only(steps(asked, spent, settings=few)), Wait), "only 5 are left"
+
+
 def test_the_budget_of_a_day_is_counted_from_the_lineage() -> None:
     spent = {"spent": {"runs": 7, "cost": 0.5}}
     entries = [entry(1, "evaluation", scores=spent), entry(2, "campaign", scores=spent)]

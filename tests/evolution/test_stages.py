@@ -19,6 +19,8 @@ from evoclaw.core.genome import CONFIGURED, Genome
 from evoclaw.core.messages import Reply, SystemMessage, is_object, user
 from evoclaw.core.ports import Ports, Request
 from evoclaw.core.state import new_run
+from evoclaw.evolution.approval import reject
+from evoclaw.evolution.campaign import Propose
 from evoclaw.evolution.candidates import (
     Candidate,
     CandidateState,
@@ -31,7 +33,13 @@ from evoclaw.evolution.engine import EvolutionEngine
 from evoclaw.evolution.evaluation import CaseRun, OpenRun
 from evoclaw.evolution.lineage import GenomeLineage
 from evoclaw.evolution.lineage_entries import ignore_entry
-from evoclaw.evolution.proposals import CampaignBudgetSpent
+from evoclaw.evolution.proposals import (
+    CampaignBudgetSpent,
+    Proposal,
+    Proposer,
+    ProposerContext,
+    SearchEnded,
+)
 from evoclaw.evolution.proposer_context import ProposerContexts
 from evoclaw.evolution.real_runs import OPERATOR, RealRuns, RunComment
 from evoclaw.evolution.recorded_results import RecordedResults
@@ -49,7 +57,7 @@ from evoclaw.tools.fake import FakeOps
 from evoclaw.wiring.store import all_schemas
 from tests.support.campaigns import RuleModel, case_of, prompt_of
 from tests.support.databases import Place
-from tests.support.evolution_engines import AGENT, KEY, ON
+from tests.support.evolution_engines import AGENT, BETTER, KEY, ON
 
 BRIEF: dict[str, Any] = {"prompt": "Say yes."}
 executed: list[str] = []
@@ -110,6 +118,13 @@ class Bench:
             tools=lambda: [look.tool], tool_prompt=lambda: "{tools}", cases=lambda: self.cases,
             open_runner=self.open_runner, real_runs=self.real_runs, on_entry=ignore_entry,
             clock=time.time,
+        )  # fmt: skip
+
+    def engine(self, *proposers: Proposer) -> EvolutionEngine:
+        stages = self.stages
+        return EvolutionEngine(
+            AGENT, self.lineage, lambda: self.settings, proposers=proposers,
+            open_context=self.contexts.open, checks=stages.checks(), watch=stages.watch,
         )  # fmt: skip
 
     @asynccontextmanager
@@ -345,11 +360,7 @@ async def test_a_promotion_whose_runs_fail_is_taken_back(place: Place) -> None:
             await made.run()
         await made.propose(prompt="break")
         await made.pass_until(Stage.CANARY)
-        stages = made.stages
-        engine = EvolutionEngine(
-            AGENT, made.lineage, lambda: made.settings, proposers=(),
-            open_context=made.contexts.open, checks=stages.checks(), watch=stages.watch,
-        )  # fmt: skip
+        engine = made.engine()
         await engine.run()
         assert (await made.lineage.version(AGENT)).prompt == "break"
         await made.run()
@@ -397,11 +408,7 @@ async def test_a_promotion_is_taken_back_for_runs_of_another_tenant(place: Place
     async with bench(place, **settings, tenants=("acme",)) as made:
         await made.propose(prompt="break")
         await made.pass_until(Stage.CANARY)
-        stages = made.stages
-        engine = EvolutionEngine(
-            AGENT, made.lineage, lambda: made.settings, proposers=(),
-            open_context=made.contexts.open, checks=stages.checks(), watch=stages.watch,
-        )  # fmt: skip
+        engine = made.engine()
         await engine.run()
         for tenant in ("local", "local", "local"):
             await made.run(tenant=tenant)
@@ -450,12 +457,46 @@ async def test_a_proposer_asks_the_configured_model_within_the_budget(place: Pla
         (entry,) = await made.lineage.history(AGENT)
         assert (entry.kind, entry.by) == ("evaluation", "gepa")
         assert entry.scores["spent"] == {"runs": 2, "cost": 0.0}
-        with pytest.raises(CampaignBudgetSpent, match="3 runs of today are spent"):
+        with pytest.raises(
+            CampaignBudgetSpent, match="2 runs are needed, and 1 of the 3 runs of today"
+        ):
             await context.evaluate(CONFIGURED, ())
         assert len((await context.evaluate(CONFIGURED, ("t1",))).attempts) == 1
         assert meter.spent.runs == 0, "all of it is recorded"
         made.settings = replace(made.settings, max_cost_per_day=0.5, max_runs_per_day=100)
         assert await context.ask("More?") == "an idea", "the model is free"
+
+
+class OneTry:
+    """Proposes one change, and tries to run the train cases with it first."""
+
+    name = "numbers"
+
+    async def propose(self, context: ProposerContext) -> AsyncGenerator[Proposal]:
+        """As the shipped proposers do: the end of the budget does not lose what was found."""
+        for genome in (CONFIGURED, Genome(prompt="Say yes.")):
+            try:
+                await context.evaluate(genome, ())
+            except SearchEnded:
+                break
+        yield BETTER
+
+
+async def test_a_round_that_the_budget_ended_says_so_and_continues_when_there_is_more(
+    place: Place,
+) -> None:
+    async with bench(place, max_runs_per_day=3) as made:
+        made.cases = [case_of("t1"), case_of("t2")]
+        engine = made.engine(OneTry())
+        await engine.step()
+        *_, proposal, campaign = await made.lineage.history(AGENT)
+        why = "2 runs are needed, and 1 of the 3 runs of today are left"
+        assert campaign.reason == f"numbers: {why}"
+        assert (proposal.kind, proposal.reason) == ("proposal", BETTER.reason), "it is not lost"
+        await reject(made.lineage, AGENT, proposal.number, by="ann", reason="no")
+        assert await engine.run() == f"the proposers ended early today: numbers: {why}"
+        made.settings = replace(made.settings, max_runs_per_day=4)
+        assert (await engine.plan())[-1] == Propose()
 
 
 def test_settings_have_bounds() -> None:

@@ -25,6 +25,8 @@ SPENT = "spent"
 """The key of what a step spent, in the evidence of its entry."""
 REQUESTED = "requested"
 """The key that makes an entry a person's request for a round, in its evidence."""
+NEEDED_RUNS = "needed_runs"
+"""The key of the runs that a round of proposers had no budget for, in the evidence of its entry."""
 
 
 class Spent(Struct, frozen=True):
@@ -85,8 +87,13 @@ def spent_today(entries: Sequence[LineageEntry], now: float) -> Spent:
 
 def budget_problem(settings: AgentEvolution, spent: Spent, runs: int = 1) -> str:
     """Why so many more runs are not in the budget of today; empty if they are."""
-    if spent.runs + runs > settings.max_runs_per_day:
-        return f"the {settings.max_runs_per_day} runs of today are spent"
+    most = settings.max_runs_per_day
+    if runs > (left := most - spent.runs):
+        if left <= 0:
+            return f"the {most} runs of today are spent"
+        if runs > most:
+            return f"{runs} runs are needed at a time, and max_runs_per_day is {most}; raise it"
+        return f"{runs} runs are needed, and {left} of the {most} runs of today are left"
     limit = settings.max_cost_per_day
     if limit is None:
         return ""
@@ -111,35 +118,53 @@ def next_steps(
         if candidate.state is CandidateState.PASSED:
             return [*steps, Promote(candidate)]
     opened = [c for c in candidates.values() if c.state is CandidateState.OPEN]
-    problem = budget_problem(settings, spent_today(entries, now))
-    steps += _judgements(opened, problem)
+    spent = spent_today(entries, now)
     if opened:
-        waiting = [c.number for c in opened if c.stage is Stage.APPROVAL]
-        numbers = ", ".join(map(str, waiting))
-        why = f"candidate {numbers} waits for an approval" if waiting else "candidates are judged"
-        return [*steps, Wait(problem or why)]
-    if problem:
+        judgements, problem = _judgements(opened, settings, spent)
+        waiting = ", ".join(str(c.number) for c in opened if c.stage is Stage.APPROVAL)
+        reasons = [f"candidate {waiting} waits for an approval" if waiting else "", problem]
+        why = "; ".join(filter(None, reasons)) or "candidates are judged"
+        return [*steps, *judgements, Wait(why)]
+    if problem := budget_problem(settings, spent):
         return [*steps, Wait(problem)]
-    if is_round_over(entries, now):
-        return [*steps, Wait("the proposers have nothing more today")]
-    return [*steps, Propose()]
+    ended = _ended_round(entries, settings, spent, now)
+    if ended is None:
+        return [*steps, Propose()]
+    if ended.reason:
+        return [*steps, Wait(f"the proposers ended early today: {ended.reason}")]
+    return [*steps, Wait("the proposers have nothing more today")]
 
 
-def is_round_over(entries: Sequence[LineageEntry], now: float) -> bool:
-    """Whether the proposers were asked today about this genome, and no other round is requested."""
+def _ended_round(
+    entries: Sequence[LineageEntry], settings: AgentEvolution, spent: Spent, now: float
+) -> LineageEntry | None:
+    """The last round of proposers, if another one would end as it did.
+
+    It was today, the genome is still the one they saw, nobody has requested another round since, and
+    the budget allows nothing more.
+    """
     start = now - now % DAY_S
     for entry in reversed(entries):
         if entry.version is not None or entry.at < start:
-            return False
+            return None
         if entry.kind == "campaign":
-            return REQUESTED not in entry.scores
-    return False
+            if REQUESTED in entry.scores:
+                return None
+            needed = entry.scores.get(NEEDED_RUNS)
+            is_in_budget = isinstance(needed, int) and not budget_problem(settings, spent, needed)
+            return None if is_in_budget else entry
+    return None
 
 
-def _judgements(opened: Sequence[Candidate], problem: str) -> list[CampaignStep]:
-    """The stages that can be judged now; only one candidate at a time is used by real sessions."""
+def _judgements(
+    opened: Sequence[Candidate], settings: AgentEvolution, spent: Spent
+) -> tuple[list[CampaignStep], str]:
+    """The stages that can be judged now, and why the budget does not allow the others.
+
+    Only one candidate at a time is used by real sessions.
+    """
     found: list[CampaignStep] = []
-    in_use = False
+    problem, in_use = "", False
     for candidate in opened:
         stage = candidate.stage
         if stage is None or stage is Stage.APPROVAL:
@@ -148,10 +173,12 @@ def _judgements(opened: Sequence[Candidate], problem: str) -> list[CampaignStep]
             if in_use:
                 continue
             in_use = True
-        if problem and stage is not Stage.CANARY and stage is not Stage.STATIC:
+        why = "" if stage in (Stage.CANARY, Stage.STATIC) else budget_problem(settings, spent)
+        if why:
+            problem = problem or why
             continue  # it would run cases
         found.append(Judge(candidate, stage))
-    return found
+    return found, problem
 
 
 def _spent(entry: LineageEntry) -> Spent:

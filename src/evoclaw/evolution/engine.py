@@ -19,6 +19,7 @@ from evoclaw.core.genome import AGENT_TUNABLES, CONFIGURED, Genome
 from evoclaw.core.genome_patches import merged
 from evoclaw.core.messages import JSON
 from evoclaw.evolution.campaign import (
+    NEEDED_RUNS,
     CampaignStep,
     Judge,
     Promote,
@@ -36,6 +37,7 @@ from evoclaw.evolution.proposals import (
     Proposal,
     Proposer,
     ProposerContext,
+    SearchEnded,
 )
 from evoclaw.store.genomes import GenomeChanged
 
@@ -61,10 +63,12 @@ OpenContext: TypeAlias = Callable[[str, Genome], Awaitable[tuple[ProposerContext
 
 
 class SpendingMeter:
-    """What a proposer spent and no entry of the lineage has recorded yet."""
+    """What a proposer spent and no entry of the lineage records yet, and why it ended early."""
 
     def __init__(self) -> None:
         self._spent = Spent()
+        self.ended: SearchEnded | None = None
+        """Why it could not continue; proposers give what they have found, and do not raise it."""
 
     def add(self, spent: Spent) -> None:
         """Count more."""
@@ -262,6 +266,7 @@ class EvolutionEngine:
     async def _propose(self) -> None:
         """One round of all proposers; each proposal is an entry as soon as it is made."""
         made, problems, left = 0, list[str](), Spent()
+        needed: list[int] = []
         for proposer in self._proposers:
             genome = await self._lineage.version(self._agent)
             context, meter = await self._open_context(proposer.name, genome)
@@ -270,13 +275,19 @@ class EvolutionEngine:
                     made += await self._record(proposer.name, genome, proposal, meter)
                     if made >= MAX_PROPOSALS_PER_ROUND:
                         break
-            except CampaignBudgetSpent as spent:
-                problems.append(f"{proposer.name}: {spent}")
+            except SearchEnded as problem:
+                meter.ended = problem
             except ToolFailure as refused:
                 problems.append(f"{proposer.name}: {refused.message}")
+            if meter.ended is not None:
+                problems.append(f"{proposer.name}: {meter.ended}")
+            if isinstance(meter.ended, CampaignBudgetSpent):
+                needed.append(meter.ended.runs)
             left += meter.take()
         reason = "; ".join(problems)[:MAX_RECORDED_PROBLEM_CHARS]
         evidence: dict[str, JSON] = {"proposals": made, **left.evidence()}
+        if needed:
+            evidence[NEEDED_RUNS] = min(needed)
         await self._on_entry(
             await self._lineage.add_campaign(
                 self._agent, by=ENGINE, reason=reason, evidence=evidence

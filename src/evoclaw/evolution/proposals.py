@@ -29,8 +29,17 @@ AskModel: TypeAlias = Callable[[str], Awaitable[str]]
 """The answer of the reflecting model; its cost counts against the budget."""
 
 
-class CampaignBudgetSpent(EvoClawError):
+class SearchEnded(EvoClawError):
+    """A search for proposals cannot continue now; what it has found is still proposed."""
+
+
+class CampaignBudgetSpent(SearchEnded):
     """The runs or the money of today are spent; the campaign continues tomorrow."""
+
+    def __init__(self, why: str, runs: int = 0) -> None:
+        super().__init__(why)
+        self.runs = runs
+        """How many runs were needed."""
 
 
 class Proposal(Struct, frozen=True, kw_only=True):

@@ -112,7 +112,8 @@ class ProposerContexts:
         entries = await self._lineage.history(self._agent.name)
         spent = spent_today(entries, self._clock()) + meter.spent
         if why := budget_problem(self._settings(), spent, runs):
-            raise CampaignBudgetSpent(why)
+            meter.ended = CampaignBudgetSpent(why, runs)
+            raise meter.ended
 
 
 async def _ask(provider: Provider, prompt: str) -> tuple[str, float | None]:

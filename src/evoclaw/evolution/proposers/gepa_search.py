@@ -21,7 +21,7 @@ from evoclaw.core.genome import Genome
 from evoclaw.core.messages import JSON
 from evoclaw.evolution.cases import CaseFile
 from evoclaw.evolution.evaluation import Attempt
-from evoclaw.evolution.proposals import CampaignBudgetSpent, Proposal, ProposerContext
+from evoclaw.evolution.proposals import Proposal, ProposerContext, SearchEnded
 from evoclaw.evolution.proposers.genome_texts import NOTES, GenomeTexts
 from evoclaw.evolution.proposers.reflection import (
     answered_text,
@@ -112,8 +112,8 @@ class _Bridge:
             return pending.result()
         except CancelledError:
             raise _SearchStopped from None
-        except CampaignBudgetSpent as spent:
-            _log.info("gepa ended early: %s", spent)
+        except SearchEnded as ended:
+            _log.info("gepa ended early: %s", ended)
             raise _SearchStopped from None
 
     def stop(self) -> None:

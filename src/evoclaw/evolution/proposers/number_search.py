@@ -15,7 +15,7 @@ from evoclaw.core.events import StopReason
 from evoclaw.core.genome import Genome
 from evoclaw.core.messages import JSON, is_array
 from evoclaw.evolution.evaluation import Attempt, Evaluation
-from evoclaw.evolution.proposals import CampaignBudgetSpent, Proposal, ProposerContext, RunTrace
+from evoclaw.evolution.proposals import Proposal, ProposerContext, RunTrace, SearchEnded
 from evoclaw.evolution.proposers.train_scores import Comparison, TrainScores, patched
 
 TEMPERATURES = (0.0, 0.3, 0.7, 1.0)
@@ -48,8 +48,8 @@ class NumberSearch:
         found: list[tuple[dict[str, JSON], Comparison]] = []
         try:
             await self._search(context, found)
-        except CampaignBudgetSpent as spent:
-            _log.info("search over numbers ended early: %s", spent)
+        except SearchEnded as ended:
+            _log.info("search over numbers ended early: %s", ended)
         for patch, comparison in reversed(found):
             changes = ", ".join(f"{name} = {_shown(value)}" for name, value in patch.items())
             yield Proposal(patch=patch, reason=f"{changes}: {comparison.words()}")

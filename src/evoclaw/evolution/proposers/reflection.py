@@ -15,7 +15,7 @@ from evoclaw.core.hidden_text import hidden_kinds
 from evoclaw.core.messages import JSON, is_array, is_object
 from evoclaw.core.truncate import truncate_middle
 from evoclaw.evolution.cases import CaseFile
-from evoclaw.evolution.proposals import CampaignBudgetSpent, ProposerContext
+from evoclaw.evolution.proposals import ProposerContext, SearchEnded
 
 MAX_QUOTED_CHARS = 2_000
 """Of one text that is shown to the reflecting model."""
@@ -50,7 +50,7 @@ async def ask_model(context: ProposerContext, prompt: str) -> str:
     """The answer of the reflecting model; empty if it does not answer."""
     try:
         return await context.ask(prompt)
-    except CampaignBudgetSpent:
+    except SearchEnded:
         raise
     except EvoClawError as failed:
         _log.warning("the reflecting model did not answer: %s", failed)

@@ -13,7 +13,7 @@ from evoclaw.core.genome import AGENT_TUNABLES, CONFIGURED, Genome
 from evoclaw.core.genome_patches import merged
 from evoclaw.core.messages import JSON
 from evoclaw.evolution.evaluation import Attempt, Evaluation, summed_up
-from evoclaw.evolution.proposals import CampaignBudgetSpent, Proposal, ProposerContext
+from evoclaw.evolution.proposals import Proposal, ProposerContext, SearchEnded
 
 _log = logging.getLogger(__name__)
 SAVING_SHARE = 0.1
@@ -54,13 +54,13 @@ Search: TypeAlias = Callable[[ProposerContext, list[tuple[Proposal, Comparison]]
 
 
 async def best_first(context: ProposerContext, search: Search) -> list[Proposal]:
-    """What a search finds before the budget is spent, the best first; none without train cases."""
+    """What a search finds before it ends, the best first; none without train cases."""
     found: list[tuple[Proposal, Comparison]] = []
     try:
         if context.cases:
             await search(context, found)
-    except CampaignBudgetSpent as spent:
-        _log.info("a search for proposals ended early: %s", spent)
+    except SearchEnded as ended:
+        _log.info("a search for proposals ended early: %s", ended)
     found.sort(key=lambda pair: (pair[1].gain, pair[1].saving), reverse=True)
     return [proposal for proposal, _ in found]
 
