@@ -260,19 +260,23 @@ async def test_a_case_may_get_worse_only_if_a_person_allowed_it(place: Place) ->
         assert (await made.decide(Stage.VALIDATION)).passed
 
 
-async def test_a_validation_waits_for_tomorrow_if_its_next_batch_is_not_in_the_budget(
+async def test_a_validation_runs_as_many_cases_as_the_budget_of_the_day_allows(
     place: Place,
 ) -> None:
-    async with bench(place, repeats=3, max_runs_per_day=40) as made:
+    async with bench(place, repeats=3, max_runs_per_day=20) as made:
         await made.propose()
         await made.pass_until(Stage.VALIDATION)
-        candidate = await made.candidate()
-        first = await made.judge(Stage.VALIDATION)
-        await made.lineage.add_verdict(
-            AGENT, candidate.proposal, "validation", passed=None, after=2, by="x",
-            evidence=first.evidence,
-        )  # fmt: skip
-        assert (await made.judge(Stage.VALIDATION)) == first, "nothing was run"
+        engine = made.engine()
+        why = "6 runs are needed, and 2 of the 20 runs of today are left"
+        assert await engine.run() == why
+        judged = (await made.candidate()).results[Stage.VALIDATION]
+        assert (judged.passed, judged.evidence["cases"], judged.evidence["of"]) == (None, 3, 16)
+        made.settings = replace(made.settings, max_runs_per_day=45)
+        await engine.run()
+        judged = (await made.candidate()).results[Stage.VALIDATION]
+        assert judged.evidence["cases"] == 7, "it continues where it was"
+        again = await made.judge(Stage.VALIDATION)
+        assert again == judged, "the next case is not in the budget"
 
 
 async def test_records_that_answer_too_little_do_not_count(place: Place) -> None:

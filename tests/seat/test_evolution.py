@@ -265,6 +265,14 @@ async def test_wrong_settings_and_names_say_what_to_do(tmp_path: Path) -> None:
         magic = await up.shell.type("evolve", "adder")
         assert "magic" in magic.err
         up.configure('[[agents]]\nid = "adder"\n[agents.evolution]\nproposers = ["numbers"]\n')
+        up.configure(
+            '[[agents]]\nid = "adder"\n[agents.evolution]\nproposers = ["numbers"]\n'
+            "max_runs_per_day = 5\n"
+        )
+        few = await up.shell.type("evolve", "adder")
+        assert "max_runs_per_day = 5 never allows to judge a case" in few.err
+        assert "repeats = 3 needs 6 runs" in few.err and few.code != exits.OK
+        up.configure('[[agents]]\nid = "adder"\n[agents.evolution]\nproposers = ["numbers"]\n')
         (up.home / "cases").rename(up.home / "no-cases")
         empty = await up.shell.type("evolve", "adder", "--dry-run")
         for split in ("train", "validation"):

@@ -11,7 +11,7 @@ AGENT = '[[agents]]\nid = "one"\ncapabilities = ["*"]\n'
 BASE = f'{AGENT}[agents.evolution]\nproposers = ["numbers"]\n'
 VALUES = {
     "proposers": '["numbers", "descriptions"]', "model": '"ollama/other"',
-    "max_runs_per_day": "7", "max_cost_per_day": "2.5", "repeats": "9", "error_rate": "0.01",
+    "max_runs_per_day": "70", "max_cost_per_day": "2.5", "repeats": "9", "error_rate": "0.01",
     "min_cases": "3", "min_coverage": "0.5", "allowed_regressions": '["slow"]',
     "approver_keys": f'["{"A" * 43}"]', "shadow_runs": "2", "canary_share": "0.4",
     "canary_runs": "4", "watch_runs": "9", "max_failure_increase": "0.2",

@@ -104,6 +104,13 @@ def _check_evolution(document: TomlDocument, keys: KeyPath, settings: AgentEvolu
     if len(set(settings.proposers)) != len(settings.proposers):
         problem = "evolution: a proposer is listed twice; remove one of them"
         raise document.error((*keys, "proposers"), problem)
+    if settings.is_on and settings.max_runs_per_day < settings.runs_of_case:
+        problem = (
+            f"evolution: max_runs_per_day = {settings.max_runs_per_day} never allows to judge a "
+            f"case: repeats = {settings.repeats} needs {settings.runs_of_case} runs, half of them "
+            "with the candidate; raise max_runs_per_day, or lower repeats"
+        )
+        raise document.error((*keys, "max_runs_per_day"), problem)
     if not settings.is_on and settings != AgentEvolution():
         problem = (
             "evolution: without `proposers` these settings have no effect; add "

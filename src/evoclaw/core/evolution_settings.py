@@ -78,3 +78,8 @@ class AgentEvolution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def is_on(self) -> bool:
         """Whether the agent evolves."""
         return bool(self.proposers)
+
+    @property
+    def runs_of_case(self) -> int:
+        """The runs of one validation case: with the current genome, and with the candidate."""
+        return 2 * self.repeats

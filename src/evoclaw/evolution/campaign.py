@@ -173,12 +173,19 @@ def _judgements(
             if in_use:
                 continue
             in_use = True
-        why = "" if stage in (Stage.CANARY, Stage.STATIC) else budget_problem(settings, spent)
-        if why:
+        if why := _stage_problem(stage, settings, spent):
             problem = problem or why
-            continue  # it would run cases
+            continue
         found.append(Judge(candidate, stage))
     return found, problem
+
+
+def _stage_problem(stage: Stage, settings: AgentEvolution, spent: Spent) -> str:
+    """Why the budget does not allow the next runs of a stage; empty if it does."""
+    if stage in (Stage.STATIC, Stage.CANARY):
+        return ""  # they run no case
+    runs = settings.runs_of_case if stage is Stage.VALIDATION else 1
+    return budget_problem(settings, spent, runs)
 
 
 def _spent(entry: LineageEntry) -> Spent:

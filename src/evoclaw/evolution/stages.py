@@ -121,9 +121,11 @@ class GateStages:
             min_coverage=settings.min_coverage,
             min_cases=settings.min_cases,
         )
-        needed = 2 * settings.repeats * thresholds.batch
-        if budget_problem(settings, spent_today(entries, self._clock()), needed):
+        spent = spent_today(entries, self._clock())
+        if budget_problem(settings, spent, settings.runs_of_case):
             return before
+        affordable = (settings.max_runs_per_day - spent.runs) // settings.runs_of_case
+        thresholds = replace(thresholds, batch=min(thresholds.batch, affordable))
         meter = SpendingMeter()
 
         def stop_after_batch(result: StageResult) -> None:
