@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,14 @@ import pytest
 from msgspec.structs import replace
 
 from evoclaw.core.agent import Agent
+from evoclaw.core.errors import ProviderError, ProviderErrorKind
 from evoclaw.core.evolution_settings import AgentEvolution
 from evoclaw.core.genome import CONFIGURED, Genome
 from evoclaw.core.messages import Reply, SystemMessage, is_object, user
 from evoclaw.core.ports import Ports, Request
 from evoclaw.core.state import new_run
 from evoclaw.evolution.approval import reject
-from evoclaw.evolution.campaign import Propose
+from evoclaw.evolution.campaign import Propose, next_steps
 from evoclaw.evolution.candidates import (
     Candidate,
     CandidateState,
@@ -41,6 +42,7 @@ from evoclaw.evolution.proposals import (
     SearchEnded,
 )
 from evoclaw.evolution.proposer_context import ProposerContexts
+from evoclaw.evolution.proposers.reflection import ask_model
 from evoclaw.evolution.real_runs import OPERATOR, RealRuns, RunComment
 from evoclaw.evolution.recorded_results import RecordedResults
 from evoclaw.evolution.stages import GateStages
@@ -86,6 +88,10 @@ def cases(count: int = 16) -> list[CaseFile]:
     return [case_of(f"v{n}", split="validation") for n in range(count)]
 
 
+def has_an_idea(request: Request) -> Reply:
+    return says("an idea")
+
+
 @dataclass
 class Bench:
     """An agent with a lineage, sessions, and the stages over them."""
@@ -98,6 +104,8 @@ class Bench:
     cases: Sequence[CaseFile] = field(default_factory=cases)
     ratings: dict[str, RunComment] = field(default_factory=dict[str, RunComment])
     asked: list[str] = field(default_factory=list[str])
+    answer: Callable[[Request], Reply] = has_an_idea
+    """Of the reflecting model."""
 
     @property
     def stages(self) -> GateStages:
@@ -111,7 +119,7 @@ class Bench:
     def contexts(self) -> ProposerContexts:
         def provider(model: str) -> RuleModel:
             self.asked.append(model)
-            return RuleModel(lambda request: says("an idea"))
+            return RuleModel(self.answer)
 
         return ProposerContexts(
             Agent(AGENT, "m"), self.lineage, lambda: self.settings, provider=provider,
@@ -501,6 +509,58 @@ async def test_a_round_that_the_budget_ended_says_so_and_continues_when_there_is
         assert await engine.run() == f"the proposers ended early today: numbers: {why}"
         made.settings = replace(made.settings, max_runs_per_day=4)
         assert (await engine.plan())[-1] == Propose()
+
+
+class Asks:
+    """Asks until the search is ended, and uses no answer."""
+
+    name = "gepa"
+
+    def __init__(self) -> None:
+        self.questions = 0
+
+    async def propose(self, context: ProposerContext) -> AsyncGenerator[Proposal]:
+        """Nothing, after at most ten questions."""
+        with suppress(SearchEnded):
+            for _ in range(10):
+                self.questions += 1
+                await ask_model(context, "What helps?")
+        for nothing in ():
+            yield nothing
+
+
+def unreachable(request: Request) -> Reply:
+    raise ProviderError(ProviderErrorKind.SERVER_ERROR, "connection refused")
+
+
+async def test_a_reflecting_model_that_does_not_answer_ends_the_search_with_its_problem(
+    place: Place,
+) -> None:
+    async with bench(place, model="ollama/thinker") as made:
+        made.answer, asks = unreachable, Asks()
+        engine = made.engine(asks)
+        why = "the reflecting model 'scripted/rules' did not answer: connection refused"
+        assert await engine.run() == f"the proposers ended early today: gepa: {why}"
+        assert asks.questions == 3
+        (campaign,) = await made.lineage.history(AGENT)
+        assert campaign.reason == f"gepa: {why}"
+        other = replace(made.settings, model="ollama/other")
+        assert next_steps([campaign], other, campaign.at) == [Propose()]
+        made.answer, asks.questions = has_an_idea, 0
+        assert await engine.run(again=True) == "the proposers have nothing more today"
+        assert asks.questions == 10, "the model is back"
+
+
+async def test_single_questions_without_an_answer_do_not_end_a_search(place: Place) -> None:
+    failing = iter([True, True, False] * 4)
+
+    def flaky(request: Request) -> Reply:
+        return unreachable(request) if next(failing) else has_an_idea(request)
+
+    async with bench(place) as made:
+        made.answer, asks = flaky, Asks()
+        await made.engine(asks).run()
+        assert asks.questions == 10
 
 
 def test_settings_have_bounds() -> None:

@@ -249,6 +249,40 @@ async def test_evolve_asks_the_orchestrator_on_another_machine_that_drives_the_c
         assert "a round is under way" in again.out, "the request is stored"
 
 
+async def status_of(up: UpProcess) -> str:
+    """What `evoclaw evolve list` says of the campaign."""
+    ran = await up.shell.type("evolve", "list", "adder", "--json")
+    assert ran.code == exits.OK, ran.err
+    return json.loads(ran.out)["status"]
+
+
+async def test_what_ended_a_search_early_is_the_status_of_the_campaign(tmp_path: Path) -> None:
+    async with adder(tmp_path, "max_runs_per_day = 4\n") as up:
+        assert await status_of(up) == "next: ask the proposers"
+        why = "6 runs are needed at a time, and max_runs_per_day is 4; raise it"
+        ended = f"the proposers ended early today: gepa: {why}"
+        ran = await up.shell.type("evolve", "adder")
+        assert ran.out.splitlines() == ["adder has no candidates", ended], ran.err
+        assert await status_of(up) == ended
+        up.configure(SETTINGS)
+        assert await status_of(up) == "next: ask the proposers"
+
+        # Nothing listens there.
+        up.shell.env["OLLAMA_HOST"] = "http://127.0.0.1:9"
+        up.configure(f'{SETTINGS}model = "ollama/thinker"\n')
+        ran = await up.shell.type("evolve", "adder")
+        assert "the reflecting model 'ollama/thinker' did not answer" in ran.out, ran.err
+        assert await status_of(up) == ran.out.splitlines()[-1]
+        client = await up.start()
+        items = (await client.get("/v1/evolution")).json["items"]
+        shown = {item["agent"]: item["status"] for item in items}
+        assert shown == {"adder": await status_of(up), "evoclaw": ""}
+        entries = (await client.get("/v1/genomes/adder/history")).json["items"]
+        assert [e["kind"] for e in entries].count("campaign") == 2, "each command asked once"
+        runs = [e["scores"]["spent"]["runs"] for e in entries if e["kind"] == "evaluation"]
+        assert sum(runs) <= 6 + 3 * 3, "three questions, then it ends"
+
+
 async def test_wrong_settings_and_names_say_what_to_do(tmp_path: Path) -> None:
     async with adder(tmp_path) as up:
         unknown = await up.shell.type("evolve", "list", "nobody")
@@ -264,6 +298,10 @@ async def test_wrong_settings_and_names_say_what_to_do(tmp_path: Path) -> None:
         up.configure('[[agents]]\nid = "adder"\n[agents.evolution]\nproposers = ["magic"]\n')
         magic = await up.shell.type("evolve", "adder")
         assert "magic" in magic.err
+        up.configure(f'{SETTINGS}model = "nosuch/xx"\n')
+        nosuch = await up.shell.type("evolve", "adder")
+        assert "[agents.evolution] model: unknown provider for model 'nosuch/xx'" in nosuch.err
+        assert nosuch.code != exits.OK
         up.configure('[[agents]]\nid = "adder"\n[agents.evolution]\nproposers = ["numbers"]\n')
         up.configure(
             '[[agents]]\nid = "adder"\n[agents.evolution]\nproposers = ["numbers"]\n'

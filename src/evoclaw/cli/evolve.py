@@ -23,6 +23,7 @@ from evoclaw.core.errors import AgentNotFound, ConfigError
 from evoclaw.core.messages import JSON
 
 if TYPE_CHECKING:
+    from evoclaw.core.evolution_settings import AgentEvolution
     from evoclaw.evolution.campaign_status import CampaignStatus
     from evoclaw.evolution.candidates import Candidate
     from evoclaw.evolution.lineage import GenomeLineage
@@ -68,7 +69,15 @@ def _run(agent: str, *, dry_run: bool, as_json: bool) -> int:
 @json_option()
 def _list(agent: str, *, as_json: bool) -> int:
     async def show(lineage: GenomeLineage, _: LineageAudit) -> None:
-        _print_candidates(await lineage.history(agent), agent, "", as_json=as_json)
+        import time
+
+        from evoclaw.evolution.campaign import describe_next, next_steps
+
+        settings, status = _settings(agent), ""
+        entries = await lineage.history(agent)
+        if settings.is_on:
+            status = describe_next(next_steps(entries, settings, time.time()))
+        _print_candidates(entries, agent, status, as_json=as_json)
 
     return _with_lineage(agent, show)
 
@@ -91,7 +100,12 @@ def _approve(agent: str, number: int, reason: str, signature: str | None, *, as_
         else:
             key, _, signed = signature.partition(":")
             entry = await approval.approve_by_key(
-                lineage, agent, number, key=key, signature=signed, accepted=_approver_keys(agent)
+                lineage,
+                agent,
+                number,
+                key=key,
+                signature=signed,
+                accepted=_settings(agent).approver_keys,
             )
         await audit.record(entry)
         _print_decision(entry, "approved", as_json=as_json)
@@ -160,7 +174,7 @@ async def _ask_service(
     status = msgspec.convert(campaign, CampaignStatus)
     _check_on(status)
     if dry_run:
-        text = _describe(status)
+        text = status.summary
     else:
         _check_person()
         try:
@@ -187,7 +201,7 @@ async def _drive(agent: str, *, dry_run: bool, as_json: bool) -> int:
         _check_on(status)
         if dry_run:
             entries = await parts.lineage.history(agent)
-            _print_candidates(entries, agent, _describe(status), as_json=as_json)
+            _print_candidates(entries, agent, status.summary, as_json=as_json)
             return exits.OK
         engine, lease = parts.engine(agent), evolution_lease(agent, parts.database)
         if not await lease.try_acquire():
@@ -232,18 +246,6 @@ def _check_on(status: CampaignStatus) -> None:
         raise ConfigError(status.reason)
     for problem in status.problems:
         print_err(clean(problem))
-
-
-def _describe(status: CampaignStatus) -> str:
-    from evoclaw.evolution.campaign_status import CampaignAction
-
-    texts = {
-        CampaignAction.JUDGE: f"judge candidate {status.candidate} at the stage {status.stage}",
-        CampaignAction.PROMOTE: f"promote candidate {status.candidate}",
-        CampaignAction.PROPOSE: "ask the proposers",
-    }
-    found = f"next: {texts[status.next]}" if status.next in texts else ""
-    return "; ".join(filter(None, (found, status.reason)))
 
 
 def _print_candidates(
@@ -322,10 +324,10 @@ def _with_lineage(
     return exits.OK
 
 
-def _approver_keys(agent: str) -> tuple[str, ...]:
+def _settings(agent: str) -> AgentEvolution:
     from evoclaw.wiring.agents import defined_agents
 
-    return defined_agents(os.environ)[agent].evolution.approver_keys
+    return defined_agents(os.environ)[agent].evolution
 
 
 def _check_agent(agent: str, known: tuple[str, ...]) -> None:

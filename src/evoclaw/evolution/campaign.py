@@ -27,6 +27,8 @@ REQUESTED = "requested"
 """The key that makes an entry a person's request for a round, in its evidence."""
 NEEDED_RUNS = "needed_runs"
 """The key of the runs that a round of proposers had no budget for, in the evidence of its entry."""
+UNANSWERED = "unanswered"
+"""The key of the `model` of the settings that did not answer proposers, in the same evidence."""
 
 
 class Spent(Struct, frozen=True):
@@ -135,13 +137,31 @@ def next_steps(
     return [*steps, Wait("the proposers have nothing more today")]
 
 
+def describe_next(steps: Sequence[CampaignStep]) -> str:
+    """What is done next, and why nothing else is, for people; from `next_steps`."""
+    found: list[str] = []
+    for step in steps:
+        match step:
+            case Judge(candidate, stage):
+                found.append(f"next: judge candidate {candidate.number} at the stage {stage}")
+            case Promote(candidate):
+                found.append(f"next: promote candidate {candidate.number}")
+            case Propose():
+                found.append("next: ask the proposers")
+            case Wait(reason):
+                found.append(reason)
+            case Watch():
+                continue  # it only looks
+    return "; ".join(found)
+
+
 def _ended_round(
     entries: Sequence[LineageEntry], settings: AgentEvolution, spent: Spent, now: float
 ) -> LineageEntry | None:
     """The last round of proposers, if another one would end as it did.
 
-    It was today, the genome is still the one they saw, nobody has requested another round since, and
-    the budget allows nothing more.
+    It was today, the genome is still the one they saw, nobody has requested another round since,
+    and the budget allows nothing more. If the reflecting model did not answer, it is the same.
     """
     start = now - now % DAY_S
     for entry in reversed(entries):
@@ -152,7 +172,8 @@ def _ended_round(
                 return None
             needed = entry.scores.get(NEEDED_RUNS)
             is_in_budget = isinstance(needed, int) and not budget_problem(settings, spent, needed)
-            return None if is_in_budget else entry
+            is_other_model = entry.scores.get(UNANSWERED, settings.model) != settings.model
+            return None if is_in_budget or is_other_model else entry
     return None
 
 

@@ -25,6 +25,7 @@ from evoclaw.evolution.campaign import (
     Wait,
     Watch,
     budget_problem,
+    describe_next,
     next_steps,
     spent_today,
 )
@@ -82,6 +83,8 @@ class CampaignStatus(Struct, frozen=True, kw_only=True):
     """The stage that judges the candidate; null: none does."""
     reason: str
     """Why nothing, or nothing else, is done now; empty: nothing holds the campaign."""
+    summary: str
+    """What is next and why nothing else is, in words."""
     runs: int
     """Runs of cases since midnight (UTC)."""
     max_runs: int
@@ -137,6 +140,7 @@ class Campaigns:
             candidate=candidate,
             stage=stage,
             reason=next((step.reason for step in steps if isinstance(step, Wait)), ""),
+            summary=describe_next(steps),
             runs=spent.runs,
             max_runs=settings.max_runs_per_day,
             cost=spent.cost,

@@ -20,6 +20,7 @@ from evoclaw.core.genome_patches import merged
 from evoclaw.core.messages import JSON
 from evoclaw.evolution.campaign import (
     NEEDED_RUNS,
+    UNANSWERED,
     CampaignStep,
     Judge,
     Promote,
@@ -37,6 +38,7 @@ from evoclaw.evolution.proposals import (
     Proposal,
     Proposer,
     ProposerContext,
+    ReflectionFailed,
     SearchEnded,
 )
 from evoclaw.store.genomes import GenomeChanged
@@ -266,7 +268,7 @@ class EvolutionEngine:
     async def _propose(self) -> None:
         """One round of all proposers; each proposal is an entry as soon as it is made."""
         made, problems, left = 0, list[str](), Spent()
-        needed: list[int] = []
+        needed, evidence = list[int](), dict[str, JSON]()
         for proposer in self._proposers:
             genome = await self._lineage.version(self._agent)
             context, meter = await self._open_context(proposer.name, genome)
@@ -283,9 +285,11 @@ class EvolutionEngine:
                 problems.append(f"{proposer.name}: {meter.ended}")
             if isinstance(meter.ended, CampaignBudgetSpent):
                 needed.append(meter.ended.runs)
+            elif isinstance(meter.ended, ReflectionFailed):
+                evidence[UNANSWERED] = self._settings().model
             left += meter.take()
         reason = "; ".join(problems)[:MAX_RECORDED_PROBLEM_CHARS]
-        evidence: dict[str, JSON] = {"proposals": made, **left.evidence()}
+        evidence |= {"proposals": made, **left.evidence()}
         if needed:
             evidence[NEEDED_RUNS] = min(needed)
         await self._on_entry(

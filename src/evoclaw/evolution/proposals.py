@@ -42,6 +42,10 @@ class CampaignBudgetSpent(SearchEnded):
         """How many runs were needed."""
 
 
+class ReflectionFailed(SearchEnded):
+    """The reflecting model did not answer."""
+
+
 class Proposal(Struct, frozen=True, kw_only=True):
     """A suggested change of a genome."""
 

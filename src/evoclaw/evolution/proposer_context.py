@@ -22,9 +22,12 @@ from evoclaw.evolution.engine import SpendingMeter
 from evoclaw.evolution.evaluation import Evaluation, evaluate, where_it_ran
 from evoclaw.evolution.lineage import GenomeLineage
 from evoclaw.evolution.lineage_entries import OnEntry
-from evoclaw.evolution.proposals import CampaignBudgetSpent, ProposerContext
+from evoclaw.evolution.proposals import CampaignBudgetSpent, ProposerContext, ReflectionFailed
 from evoclaw.evolution.real_runs import RealRuns
 from evoclaw.evolution.stages import OpenRunner
+
+MAX_UNANSWERED = 3
+"""Questions in a row that the reflecting model may leave without an answer; then a search ends."""
 
 
 class ProposerContexts:
@@ -90,9 +93,23 @@ class ProposerContexts:
             await self._on_entry(entry)
             return done
 
+        unanswered = 0
+
         async def ask(prompt: str) -> str:
+            nonlocal unanswered
             await self._check_budget(meter, 0)
-            text, cost = await _ask(self._provider(self._settings().model), prompt)
+            provider = self._provider(self._settings().model)
+            try:
+                text, cost = await _ask(provider, prompt)
+            except EvoClawError as failed:
+                unanswered += 1
+                meter.ended = ReflectionFailed(
+                    f"the reflecting model {provider.model!r} did not answer: {failed}"
+                )
+                if unanswered >= MAX_UNANSWERED:
+                    raise meter.ended from None
+                raise
+            unanswered, meter.ended = 0, None
             meter.add(Spent(0, cost))
             return text
 

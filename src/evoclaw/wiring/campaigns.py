@@ -62,16 +62,22 @@ class CampaignParts:
     """What an agent is offered, with the tools' own descriptions."""
 
     def engine(self, name: str) -> EvolutionEngine:
-        """The engine of an agent; `ConfigError` if a proposer cannot be used."""
+        """The engine of an agent; `ConfigError` if a proposer or its model cannot be used."""
+        from evoclaw.core.errors import ConfigError
         from evoclaw.evolution.engine import EvolutionEngine
         from evoclaw.evolution.proposer_context import ProposerContexts
         from evoclaw.evolution.proposers.registry import proposers_by_name
         from evoclaw.evolution.stages import GateStages
+        from evoclaw.providers.cache import UnavailableModel
 
         def settings() -> AgentEvolution:
             return self.settings(name)
 
         real_runs, agent = self._real_runs(name, settings), self.agents[name]
+        if reflecting := agent.evolution.model:
+            provider = self.provider(reflecting)
+            if isinstance(provider, UnavailableModel):
+                raise ConfigError(f"agent {name!r}: [agents.evolution] model: {provider.reason}")
         stages = GateStages(
             name, self.lineage, settings, static=self._static_check(name),
             open_runner=lambda genome: self._open_runner(name, genome),

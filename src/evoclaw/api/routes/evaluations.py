@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Annotated
@@ -28,9 +29,10 @@ from evoclaw.api.routes.genomes import (
 )
 from evoclaw.api.routes.parameters import ID_PATTERN, AgentName, ShortText, path_id
 from evoclaw.api.routes.runs import own_run, renumbered_records
-from evoclaw.core.evolution_settings import ProposerName
+from evoclaw.core.evolution_settings import AgentEvolution, ProposerName
 from evoclaw.core.messages import JSON
 from evoclaw.core.record_encoding import record_json
+from evoclaw.evolution.campaign import describe_next, next_steps
 from evoclaw.evolution.candidates import CandidateState, Stage, fold_candidates
 from evoclaw.evolution.cases import CaseFolder, Split, case_from_run
 from evoclaw.evolution.evaluation import Rate
@@ -143,6 +145,8 @@ class EvolutionStatus(Struct, frozen=True, kw_only=True):
     """The candidates that wait for a person, by number."""
     evaluating: bool
     """Whether an evaluation runs."""
+    status: str
+    """What its evolution waits for, or does next; empty: it does not evolve."""
     result: EvaluationResult | None
     """The last result of the current genome, not of a proposer; null: it was not evaluated."""
 
@@ -159,14 +163,18 @@ async def show_evolution(parts: InjectedDependencies, caller: InjectedCaller) ->
     """Show where the genome of each agent is: its version, candidates and last evaluation."""
     lineage, service = lineage_for(parts, caller), require(parts.evaluations, "evaluations")
     items: list[EvolutionStatus] = []
-    for name in require(parts.conversations, "agents").agents:
+    for name, agent in require(parts.conversations, "agents").agents.items():
         entries = await lineage.history(name)
-        items.append(_evolution(name, entries, await service.list(name, entries)))
+        evaluations = await service.list(name, entries)
+        items.append(_evolution(name, entries, evaluations, agent.evolution))
     return EvolutionOverview(tuple(items))
 
 
 def _evolution(
-    name: str, entries: Sequence[LineageEntry], evaluations: Sequence[BackgroundEvaluation]
+    name: str,
+    entries: Sequence[LineageEntry],
+    evaluations: Sequence[BackgroundEvaluation],
+    settings: AgentEvolution,
 ) -> EvolutionStatus:
     candidates = fold_candidates(entries).values()
     versions = [entry for entry in entries if entry.version is not None]
@@ -182,6 +190,7 @@ def _evolution(
         candidates=sum(candidate.state is CandidateState.OPEN for candidate in candidates),
         waiting=tuple(c.number for c in candidates if c.stage is Stage.APPROVAL),
         evaluating=any(one.state is EvaluationState.RUNNING for one in evaluations),
+        status=describe_next(next_steps(entries, settings, time.time())) if settings.is_on else "",
         result=results[-1] if results else None,
     )
 
