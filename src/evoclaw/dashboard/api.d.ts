@@ -204,6 +204,7 @@ declare namespace Api {
     candidate: number | null;
     stage: Stage | null;
     reason: string;
+    summary: string;
     runs: number;
     max_runs: number;
     cost: number | null;
@@ -553,6 +554,7 @@ declare namespace Api {
     candidates: number;
     waiting: Array<number>;
     evaluating: boolean;
+    status: string;
     result: EvaluationResult | null;
   }
 
