@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,20 +15,28 @@ from msgspec.structs import replace
 
 from evoclaw import verify
 from evoclaw.core.errors import EvoClawError
+from evoclaw.core.events import Record, TextDelta
+from evoclaw.core.genome import Genome
 from evoclaw.core.messages import JSON
 from evoclaw.evolution.approval import ApprovalRefused, approve, approve_by_key, reject
 from evoclaw.evolution.candidates import (
+    BROKEN,
+    FIXED,
     Candidate,
     CandidateState,
     Stage,
     StageResult,
+    changed_cases,
     fold_candidates,
 )
-from evoclaw.evolution.engine import EvolutionEngine, EvolutionStopped
+from evoclaw.evolution.cases import CaseFile
+from evoclaw.evolution.engine import EvolutionEngine, EvolutionStopped, SpendingMeter
 from evoclaw.evolution.lineage import GenomeLineage
 from evoclaw.evolution.lineage_entries import LineageEntry, entry_hash
-from evoclaw.evolution.proposals import Proposal
+from evoclaw.evolution.proposals import Proposal, ProposerContext
 from evoclaw.store.genomes import GenomeChanged
+from evoclaw.store.sessions.recordings import encode_record
+from tests.support.campaigns import case_of
 from tests.support.databases import Place
 from tests.support.evolution_engines import (
     AGENT,
@@ -35,6 +45,7 @@ from tests.support.evolution_engines import (
     ON,
     OTHER_KEY,
     FixedProposer,
+    context_of,
     engine_of,
     open_lineage,
     passes,
@@ -120,6 +131,27 @@ async def test_a_campaign_asks_the_proposers_once_also_if_they_find_nothing(
         assert proposer.rounds == rounds + 1
         kinds = [entry.kind for entry in await lineage.history(AGENT)]
         assert kinds == ["campaign"] * (rounds + 1)
+
+
+async def test_a_proposal_names_the_cases_that_it_changes_and_the_runs_that_they_were_made_of(
+    place: Place, tmp_path: Path
+) -> None:
+    first = Record("run_1", 1, 100.0, TextDelta("Tea is ready."))
+    (tmp_path / "tea.jsonl").write_bytes(encode_record(first))
+    tea = case_of("tea", recording="tea.jsonl")
+    cases = [CaseFile("tea", tmp_path / "tea.toml", tea.case), case_of("cake"), case_of("wine")]
+
+    async def open_context(name: str, genome: Genome) -> tuple[ProposerContext, SpendingMeter]:
+        context, meter = await context_of(name, genome)
+        return dataclasses.replace(context, cases=cases), meter
+
+    proposal = replace(BETTER, fixed=("tea", "cake"), broken=("wine",))
+    async with open_lineage(place) as lineage:
+        await engine_of(lineage, proposal, open_context=open_context).run()
+        (entry, *_) = await lineage.history(AGENT)
+    assert entry.runs == (*BETTER.runs, "run_1")
+    assert changed_cases(entry, FIXED) == ("tea", "cake")
+    assert changed_cases(entry, BROKEN) == ("wine",)
 
 
 async def test_a_candidate_cannot_be_approved_before_its_turn(place: Place) -> None:

@@ -81,11 +81,16 @@ async def test_a_candidate_is_shown_with_its_diff_and_runs_and_is_approved(looke
     run = await start_run(house.client, "say too much")
     await wait_for_state(house.client, run)
     async with lineage_of(house) as lineage:
-        candidate = await propose(lineage, "evoclaw", "Be brief.", reason="too long", runs=[run])
+        candidate = await propose(
+            lineage, "evoclaw", "Be brief.", reason="too long", runs=[run],
+            evidence={"fixed": ["tea", "cake"], "broken": ["wine"]},
+        )  # fmt: skip
     await looker.enter("evolution")
     await page.get_by_role("link", name=f"{candidate.number} waits for you").click()
     await expect(page.get_by_role("heading", level=2)).to_contain_text("of evoclaw")
     await expect(page.get_by_role("link", name=run)).to_be_visible()
+    await expect(page.get_by_text("tea, cake", exact=True)).to_be_visible()
+    await expect(page.get_by_text("wine", exact=True)).to_be_visible()
     change = page.get_by_role("region", name="change of prompt")
     await expect(change.locator(".added")).to_have_text("+Be brief.")
     await expect(page.get_by_role("listitem", name="stage safety")).to_contain_text("passed")

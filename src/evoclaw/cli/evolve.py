@@ -274,6 +274,7 @@ def _print_candidates(
 
 def _row(candidate: Candidate) -> dict[str, JSON]:
     from evoclaw.evolution.approval import person_needed
+    from evoclaw.evolution.candidates import BROKEN, FIXED, changed_cases
     from evoclaw.evolution.lineage_entries import entry_hash
 
     proposal = candidate.proposal
@@ -288,6 +289,8 @@ def _row(candidate: Candidate) -> dict[str, JSON]:
         "by": proposal.by,
         "reason": proposal.reason,
         "runs": list(proposal.runs),
+        "fixed": list(changed_cases(proposal, FIXED)),
+        "broken": list(changed_cases(proposal, BROKEN)),
         "person_needed": person_needed(candidate),
         "results": {
             str(stage): msgspec.to_builtins(result) for stage, result in candidate.results.items()

@@ -244,6 +244,8 @@ declare namespace Api {
     by: string;
     reason: string;
     runs: Array<string>;
+    fixed: Array<string>;
+    broken: Array<string>;
     untrusted: boolean;
     digest: string;
     parent: string;

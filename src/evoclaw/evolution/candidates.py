@@ -12,7 +12,7 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from evoclaw.core.messages import JSON
+from evoclaw.core.messages import JSON, is_array
 from evoclaw.evolution.lineage_entries import LineageEntry
 
 
@@ -34,6 +34,10 @@ class Stage(StrEnum):
 
 
 STAGES = tuple(Stage)
+
+
+FIXED, BROKEN = "fixed", "broken"
+"""The keys of the train cases that changed, in the evidence of a proposal."""
 
 
 class CandidateState(StrEnum):
@@ -122,3 +126,9 @@ def _after_change(candidate: Candidate, entry: LineageEntry) -> Candidate:
     if candidate.state in (CandidateState.OPEN, CandidateState.PASSED):
         return replace(candidate, state=CandidateState.SUPERSEDED)
     return candidate
+
+
+def changed_cases(proposal: LineageEntry, key: str) -> tuple[str, ...]:
+    """The train cases that pass more (`FIXED`) or less often (`BROKEN`) with a proposed genome."""
+    found = proposal.scores.get(key)
+    return tuple(map(str, found)) if is_array(found) else ()

@@ -13,6 +13,8 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
+from msgspec.structs import replace
+
 from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.evolution_settings import AgentEvolution
 from evoclaw.core.genome import AGENT_TUNABLES, CONFIGURED, Genome
@@ -30,7 +32,15 @@ from evoclaw.evolution.campaign import (
     Watch,
     next_steps,
 )
-from evoclaw.evolution.candidates import Candidate, Stage, StageResult, fold_candidates
+from evoclaw.evolution.candidates import (
+    BROKEN,
+    FIXED,
+    Candidate,
+    Stage,
+    StageResult,
+    fold_candidates,
+)
+from evoclaw.evolution.cases import CaseFile
 from evoclaw.evolution.lineage import GenomeLineage
 from evoclaw.evolution.lineage_entries import LineageEntry, OnEntry, ignore_entry
 from evoclaw.evolution.proposals import (
@@ -55,6 +65,8 @@ RETRY_DELAY_S = 60.0
 STOP_POLL_INTERVAL_S = 0.25
 MAX_PROPOSALS_PER_ROUND = 20
 MAX_RECORDED_PROBLEM_CHARS = 500
+MAX_NAMED_CASES = 100
+"""Of those that a proposal changes, in its evidence."""
 
 StageCheck: TypeAlias = Callable[[Candidate], Awaitable[StageResult]]
 """Judges a candidate at one stage; it may be called again until the stage has a verdict."""
@@ -274,6 +286,8 @@ class EvolutionEngine:
             context, meter = await self._open_context(proposer.name, genome)
             try:
                 async for proposal in proposer.propose(context):
+                    runs = await asyncio.to_thread(_runs_behind, context.cases, proposal)
+                    proposal = replace(proposal, runs=runs)
                     made += await self._record(proposer.name, genome, proposal, meter)
                     if made >= MAX_PROPOSALS_PER_ROUND:
                         break
@@ -321,7 +335,7 @@ class EvolutionEngine:
             entry = await self._lineage.propose(
                 self._agent, proposal.patch, by=proposer, reason=proposal.reason,
                 runs=proposal.runs, untrusted=proposal.untrusted,
-                evidence=spent.evidence() if spent != Spent() else None,
+                evidence=_evidence(proposal, spent),
             )  # fmt: skip
         except ToolFailure as refused:
             meter.add(spent)
@@ -395,3 +409,21 @@ class EvolutionEngine:
 def fold_open(entries: Sequence[LineageEntry]) -> list[Candidate]:
     """The candidates that are at one of the stages."""
     return [c for c in fold_candidates(entries).values() if c.stage is not None]
+
+
+def _runs_behind(cases: Sequence[CaseFile], proposal: Proposal) -> tuple[str, ...]:
+    """The runs that are the reason of a proposal; also those that the cases it fixes record."""
+    found = dict.fromkeys(proposal.runs)
+    for case in cases:
+        if case.name in proposal.fixed[:MAX_NAMED_CASES]:
+            found |= dict.fromkeys(record.run_id for record in case.records()[:1])
+    return tuple(found)
+
+
+def _evidence(proposal: Proposal, spent: Spent) -> dict[str, JSON] | None:
+    """What a proposer spent until it found a proposal, and which train cases changed."""
+    found: dict[str, JSON] = {} if spent == Spent() else spent.evidence()
+    for key, names in ((FIXED, proposal.fixed), (BROKEN, proposal.broken)):
+        if names:
+            found[key] = list(names[:MAX_NAMED_CASES])
+    return found or None

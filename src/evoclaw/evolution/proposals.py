@@ -55,6 +55,10 @@ class Proposal(Struct, frozen=True, kw_only=True):
     """Why, for people."""
     runs: tuple[str, ...] = ()
     """The runs that are the reason."""
+    fixed: tuple[str, ...] = ()
+    """Train cases that pass more often with it, by name."""
+    broken: tuple[str, ...] = ()
+    """Train cases that pass less often with it."""
     untrusted: bool = False
     """Whether it contains text of untrusted origin, such as of a tool's result."""
 

@@ -57,7 +57,7 @@ async def test_the_words_of_errors_and_a_call_that_worked_are_proposed() -> None
     assert errors.endswith("missing 'city'.")
     assert proposal.runs == ("r1", "r2") and not proposal.untrusted
     assert proposal.reason.startswith("weather: 2 calls had arguments that did not fit")
-    assert "fixed a" in proposal.reason
+    assert "fixed a" in proposal.reason and proposal.fixed == ("a",)
 
 
 async def test_the_description_of_the_model_is_checked_like_the_other() -> None:

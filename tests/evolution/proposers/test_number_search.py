@@ -29,6 +29,7 @@ async def test_the_best_temperature_is_proposed_with_what_it_changed() -> None:
     (proposal,) = await campaign.proposals(NumberSearch())
     assert proposal.patch == {"temperature": 0.0}
     assert proposal.reason == "temperature = 0.0: +1 passed train cases, fixed b"
+    assert (proposal.fixed, proposal.broken) == (("b",), ())
     assert not proposal.untrusted and proposal.runs == ()
     # Two runs of the current genome; then the failed case first, and the other if that helped.
     assert campaign.runs == 2 + 2 + 2 + 1 + 1

@@ -25,10 +25,13 @@ from evoclaw.core.genome import CONFIGURED
 from evoclaw.core.messages import JSON
 from evoclaw.evolution.approval import approve, approve_by_key, person_needed, reject
 from evoclaw.evolution.candidates import (
+    BROKEN,
+    FIXED,
     STAGES,
     Candidate,
     CandidateState,
     Stage,
+    changed_cases,
     fold_candidates,
 )
 from evoclaw.evolution.lineage import GenomeChanged
@@ -79,6 +82,10 @@ class CandidateView(Struct, frozen=True, kw_only=True):
     """Why, for people."""
     runs: tuple[str, ...]
     """The runs that are the reason."""
+    fixed: tuple[str, ...]
+    """Train cases that passed more often with it when it was proposed, by name."""
+    broken: tuple[str, ...]
+    """Train cases that passed less often with it."""
     untrusted: bool
     """Whether it contains text of untrusted origin: only a person can approve it."""
     digest: str
@@ -245,6 +252,8 @@ def _view(candidate: Candidate, entries: Sequence[LineageEntry]) -> CandidateVie
         by=proposal.by,
         reason=proposal.reason,
         runs=proposal.runs,
+        fixed=changed_cases(proposal, FIXED),
+        broken=changed_cases(proposal, BROKEN),
         untrusted=proposal.untrusted,
         digest=proposal.digest,
         parent=proposal.parent or "",

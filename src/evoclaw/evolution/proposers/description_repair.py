@@ -94,7 +94,10 @@ class DescriptionRepair:
                     f"{tool.name}: {len(refused)} calls had arguments that did not fit; {how}: "
                     f"{result.words()}"
                 )
-                proposal = Proposal(patch=patch, reason=reason, runs=runs, untrusted=is_untrusted)
+                proposal = Proposal(
+                    patch=patch, reason=reason, runs=runs, untrusted=is_untrusted,
+                    fixed=result.fixed, broken=result.broken,
+                )  # fmt: skip
                 found.append((proposal, result))
 
 

@@ -135,8 +135,13 @@ class _Found(Struct, frozen=True):
     """A genome that was run on all train cases."""
 
     texts: dict[str, str]
-    score: float
-    """The share of passed cases."""
+    scores: Sequence[float]
+    """The share of passed runs of each train case."""
+
+    @property
+    def score(self) -> float:
+        """The share of passed runs."""
+        return sum(self.scores) / len(self.scores)
 
 
 class _Search:
@@ -170,7 +175,8 @@ class _Search:
         """What was found, the best first."""
         if not self._found:
             return []
-        total, before = len(self._context.cases), self._found[0].score
+        total, first = len(self._context.cases), self._found[0]
+        before = first.score
         better = sorted(
             (found for found in self._found[1:] if found.score > before),
             key=lambda found: -found.score,
@@ -184,9 +190,16 @@ class _Search:
                     f"({self._runs} runs)"
                 ),
                 untrusted=self._is_untrusted,
+                fixed=self._risen(first.scores, found.scores),
+                broken=self._risen(found.scores, first.scores),
             )
             for found in better[:MAX_PROPOSALS]
         ]
+
+    def _risen(self, old: Sequence[float], new: Sequence[float]) -> tuple[str, ...]:
+        """The cases whose score is higher in the new scores, by name."""
+        scored = zip(self._context.cases, old, new, strict=True)
+        return tuple(case.name for case, before, after in scored if after > before)
 
     def _optimize(self) -> None:
         from gepa.api import optimize  # pyright: ignore[reportUnknownVariableType]
@@ -239,7 +252,8 @@ class _Search:
 
     def on_valset_evaluated(self, event: Mapping[str, Any]) -> None:
         """Callback of gepa: a genome was run on all train cases."""
-        found = _Found(dict(event["candidate"]), float(event["average_score"]))
+        scores: Mapping[int, float] = event["scores_by_val_id"]
+        found = _Found(dict(event["candidate"]), [scores[n] for n in range(len(scores))])
         if self._found and found.score > max(other.score for other in self._found):
             self._round_of_gain = int(event["iteration"])
         self._found.append(found)

@@ -52,7 +52,12 @@ class NumberSearch:
             _log.info("search over numbers ended early: %s", ended)
         for patch, comparison in reversed(found):
             changes = ", ".join(f"{name} = {_shown(value)}" for name, value in patch.items())
-            yield Proposal(patch=patch, reason=f"{changes}: {comparison.words()}")
+            yield Proposal(
+                patch=patch,
+                reason=f"{changes}: {comparison.words()}",
+                fixed=comparison.fixed,
+                broken=comparison.broken,
+            )
 
     async def _search(
         self, context: ProposerContext, found: list[tuple[dict[str, JSON], Comparison]]

@@ -86,6 +86,8 @@ class SkillDistiller:
                 ),
                 runs=tuple(run.run for run in runs),
                 untrusted=True,  # arguments and answers repeat what tools returned
+                fixed=result.fixed,
+                broken=result.broken,
             )
             found.append((proposal, result))
 

@@ -45,6 +45,8 @@ function page(agent, found, path, reload) {
       facts([["proposed", [when(candidate.at), ` by ${candidate.by}`]],
         ["reason", candidate.reason],
         ["runs", runs.length ? h("span", null, runLinks(runs)) : ""],
+        ["better on", candidate.fixed.join(", ")],
+        ["worse on", candidate.broken.join(", ")],
         ["replaces", versionName(candidate.parent_version)],
         ["validation", validationText(candidate)],
         ["became", candidate.version === null ? "" : versionName(candidate.version)]]),
