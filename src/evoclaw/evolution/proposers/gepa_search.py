@@ -57,13 +57,14 @@ Its lines now:
 The agent had it in these runs:
 {data}
 
-Write one line that would have prevented the mistakes: a new line with the number {new}, or a better
-one with the number of the line that it replaces. Say what helps with tasks of this kind in general:
-do not name single tasks, and do not give their answers. At most {limit} characters.
+Write one line that would have prevented the mistakes: a sentence that tells the agent what to do. It
+must help with other tasks of this kind, too: do not name single tasks, and do not give their answers.
+At most {limit} characters.
 
-Answer with the number, a colon and the line, between <line> and </line>."""
+Answer with the line between <line> and </line>. To replace a line, begin with its number and a colon;
+without a number, it is added."""
 MAX_LINE_CHARS = 400
-_NUMBERED_LINE = re.compile(r"(\d{1,4})\s*:\s*(\S.*)")
+_NUMBERED_LINE = re.compile(r"(?:(\d{1,4})\s*:\s*)?((?!\d+\s*:?\s*$)\S.*)")
 _Result = TypeVar("_Result")
 
 _log = logging.getLogger(__name__)
@@ -330,9 +331,7 @@ class _Search:
             prompt = _TASK.format(what=what, text=text or "(empty)", data=data, limit=limit)
             return answered_text(self._ask(prompt), "text", limit)
         numbered = "\n".join(f"{n}: {line}" for n, line in enumerate(lines, 1)) or "(none)"
-        prompt = _LINE_TASK.format(
-            what=what, text=numbered, data=data, new=len(lines) + 1, limit=MAX_LINE_CHARS
-        )
+        prompt = _LINE_TASK.format(what=what, text=numbered, data=data, limit=MAX_LINE_CHARS)
         changed = with_line(lines, answered_text(self._ask(prompt), "line", MAX_LINE_CHARS))
         return changed if len(changed) <= limit else ""
 
@@ -341,12 +340,15 @@ class _Search:
 
 
 def with_line(lines: Sequence[str], answer: str) -> str:
-    """The lines with the one of an answer such as `3: Be brief.`; empty if it is none."""
+    """The lines with the one of an answer: `3: Be brief.` replaces the third, `Be brief.` is added.
+
+    Empty if the answer is none of these.
+    """
     found = _NUMBERED_LINE.fullmatch(answer)
-    if found is None or int(found[1]) < 1:
+    if found is None:
         return ""
-    number = int(found[1])
-    return "\n".join((*lines[: number - 1], found[2], *lines[number:]))
+    number = int(found[1] or len(lines) + 1)
+    return "\n".join((*lines[: number - 1], found[2], *lines[number:])) if number > 0 else ""
 
 
 def _rate(attempts: Sequence[Attempt]) -> float:
