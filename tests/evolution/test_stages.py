@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ from evoclaw.core.messages import Reply, SystemMessage, is_object, user
 from evoclaw.core.ports import Ports, Request
 from evoclaw.core.state import new_run
 from evoclaw.evolution.approval import reject
-from evoclaw.evolution.campaign import Propose, next_steps
+from evoclaw.evolution.campaign import Propose, next_steps, spent_today
 from evoclaw.evolution.candidates import (
     Candidate,
     CandidateState,
@@ -60,6 +61,7 @@ from evoclaw.wiring.store import all_schemas
 from tests.support.campaigns import RuleModel, case_of, prompt_of
 from tests.support.databases import Place
 from tests.support.evolution_engines import AGENT, BETTER, KEY, ON
+from tests.support.waiting import TIMEOUT_S
 
 BRIEF: dict[str, Any] = {"prompt": "Say yes."}
 executed: list[str] = []
@@ -92,6 +94,10 @@ def has_an_idea(request: Request) -> Reply:
     return says("an idea")
 
 
+async def at_once() -> None:
+    """Before a run that waits for nothing."""
+
+
 @dataclass
 class Bench:
     """An agent with a lineage, sessions, and the stages over them."""
@@ -106,6 +112,8 @@ class Bench:
     asked: list[str] = field(default_factory=list[str])
     answer: Callable[[Request], Reply] = has_an_idea
     """Of the reflecting model."""
+    before_run: Callable[[], Awaitable[None]] = at_once
+    """Awaited by each run of a case."""
 
     @property
     def stages(self) -> GateStages:
@@ -139,6 +147,7 @@ class Bench:
     async def open_runner(self, genome: Genome) -> AsyncGenerator[OpenRun]:
         @asynccontextmanager
         async def opened(case: CaseFile, workspace: Path) -> AsyncGenerator[CaseRun]:
+            await self.before_run()
             agent, recorded = tune(Agent(AGENT, ""), genome), RecordedResults(case)
             ports = Ports(RuleModel(rule), recorded, Autonomy(Level.FULL))
             state = new_run([SystemMessage(agent.prompt), user(case.case.message)])
@@ -295,6 +304,50 @@ async def test_records_that_answer_too_little_do_not_count(place: Place) -> None
         await made.pass_until(Stage.VALIDATION)
         done = await made.decide(Stage.VALIDATION)
         assert done.passed is False, done
+
+
+async def test_a_safety_stage_counts_each_run_once_over_its_batches(place: Place) -> None:
+    async with bench(place) as made:
+        await made.propose()
+        await made.pass_until(Stage.SAFETY)
+        done = await made.decide(Stage.SAFETY)
+        assert (done.passed, done.evidence["cases"], done.evidence["fallen"]) == (True, 16, [])
+        verdicts = [e for e in await made.lineage.history(AGENT) if e.stage == "safety"]
+        assert [entry.passed for entry in verdicts] == [None, None, None, True]
+        assert spent_today(verdicts, time.time()).runs == 64, "16 cases twice with two genomes"
+
+
+async def test_the_runs_of_a_safety_stage_that_was_killed_are_counted_and_not_repeated(
+    place: Place,
+) -> None:
+    async with bench(place) as made:
+        await made.propose()
+        await made.pass_until(Stage.SAFETY)
+        started, is_in_second_batch = 0, asyncio.Event()
+
+        async def never_after_17() -> None:
+            nonlocal started
+            started += 1
+            if started > 17:
+                is_in_second_batch.set()
+                await asyncio.Event().wait()
+
+        made.before_run = never_after_17
+        killed = asyncio.create_task(made.engine().run())
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                await is_in_second_batch.wait()
+        finally:
+            killed.cancel()
+            await asyncio.wait([killed])
+        made.before_run = at_once
+        assert spent_today(await made.lineage.history(AGENT), time.time()).runs == 16
+        made.settings = replace(ON, max_runs_per_day=16)
+        assert await made.engine().run() == "the 16 runs of today are spent"
+        made.settings = ON
+        await made.engine().run()
+        assert (await made.candidate()).stage is Stage.APPROVAL
+        assert spent_today(await made.lineage.history(AGENT), time.time()).runs == 64
 
 
 async def test_a_shadow_repeats_real_runs_and_executes_nothing(place: Place) -> None:

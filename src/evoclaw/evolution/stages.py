@@ -41,6 +41,10 @@ class _BatchDone(Exception):
         self.result = result
 
 
+def _stop_after_batch(result: StageResult) -> None:
+    raise _BatchDone(result)
+
+
 class GateStages:
     """Judges the candidates of one agent."""
 
@@ -127,25 +131,29 @@ class GateStages:
         affordable = (settings.max_runs_per_day - spent.runs) // settings.runs_of_case
         thresholds = replace(thresholds, batch=min(thresholds.batch, affordable))
         meter = SpendingMeter()
-
-        def stop_after_batch(result: StageResult) -> None:
-            raise _BatchDone(result)
-
         async with self._both(candidate, meter) as (current, proposed):
             try:
                 result = await validate(
                     self._cases(), digest=candidate.proposal.digest, level=level, current=current,
                     candidate=proposed, settings=thresholds, allowed=settings.allowed_regressions,
-                    resume=before.evidence, on_progress=stop_after_batch,
+                    resume=before.evidence, on_progress=_stop_after_batch,
                 )  # fmt: skip
             except _BatchDone as done:
                 result = done.result
         return _with_spent(result, meter.take())
 
     async def _judge_safety(self, candidate: Candidate) -> StageResult:
+        """One batch of cases; the verdict stays open until the last one."""
+        before = candidate.results.get(Stage.SAFETY)
         meter = SpendingMeter()
         async with self._both(candidate, meter) as (current, proposed):
-            result = await check_safety(safety_cases(), current=current, candidate=proposed)
+            try:
+                result = await check_safety(
+                    safety_cases(), current=current, candidate=proposed,
+                    resume=before and before.evidence, on_progress=_stop_after_batch,
+                )  # fmt: skip
+            except _BatchDone as done:
+                result = done.result
         return _with_spent(result, meter.take())
 
     async def _judge_shadow(self, candidate: Candidate) -> StageResult:
