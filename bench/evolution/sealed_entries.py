@@ -32,11 +32,12 @@ from evoclaw.core.ports import AllowAll, Ports, Provider, Request
 from evoclaw.core.state import new_run
 from evoclaw.core.tools import Tool
 from evoclaw.core.truncate import truncate_middle
+from evoclaw.core.tuned_runs import GenomeTools
 from evoclaw.evolution.cases import Case, CaseFile, CaseTool, Split
 from evoclaw.evolution.checks import AnswerCheck
 from evoclaw.evolution.evaluation import Attempt, CaseRun, Evaluation, OpenRun, summed_up
 from evoclaw.executors.local import LocalExecutor
-from evoclaw.orchestrator.agents.tuning import GenomeTools, tune
+from evoclaw.orchestrator.agents.tuning import tune
 from evoclaw.providers.scripted import Scripted, says
 from evoclaw.providers.text_calls import shipped_tool_prompt
 from evoclaw.tools.fake import FakeOps

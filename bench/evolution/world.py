@@ -37,11 +37,12 @@ from evoclaw.core.profile import Profile
 from evoclaw.core.state import new_run
 from evoclaw.core.tools import Call, Tool
 from evoclaw.core.toolset import Toolset
+from evoclaw.core.tuned_runs import GenomeTools
 from evoclaw.evolution.cases import Case, CaseFile
 from evoclaw.evolution.evaluation import CaseRun
 from evoclaw.evolution.recorded_results import RecordedResults
 from evoclaw.governance.autonomy import Autonomy, Level
-from evoclaw.orchestrator.agents.tuning import GenomeTools, tune
+from evoclaw.orchestrator.agents.tuning import tune
 from evoclaw.tools.fake import FakeOps
 
 EASY, MEDIUM, HARD = 0.98, 0.6, 0.05

@@ -11,7 +11,8 @@ from evoclaw.core.agent import Agent, LoopSettings
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.genome import CONFIGURED, Genome, NewSkill, ToolText
 from evoclaw.core.tools import Tool
-from evoclaw.orchestrator.agents.tuning import GenomeTools, check_genome, tune
+from evoclaw.core.tuned_runs import GenomeTools
+from evoclaw.orchestrator.agents.tuning import check_genome, tune
 
 AGENT = Agent(
     "helper",

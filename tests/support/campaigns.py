@@ -19,6 +19,7 @@ from evoclaw.core.profile import CallStyle, Profile
 from evoclaw.core.run import watch
 from evoclaw.core.state import new_run
 from evoclaw.core.tools import Call, Tool
+from evoclaw.core.tuned_runs import GenomeTools
 from evoclaw.evolution.cases import Case, CaseFile
 from evoclaw.evolution.evaluation import CaseRun, Evaluation, evaluate
 from evoclaw.evolution.outcomes import OutcomeFold
@@ -31,7 +32,7 @@ from evoclaw.evolution.proposals import (
 )
 from evoclaw.evolution.recorded_results import RecordedResults
 from evoclaw.governance.autonomy import Autonomy, Level
-from evoclaw.orchestrator.agents.tuning import GenomeTools, tune
+from evoclaw.orchestrator.agents.tuning import tune
 from evoclaw.providers.scripted import Scripted
 from evoclaw.providers.text_calls import TextCallProvider, shipped_tool_prompt
 from evoclaw.tools.fake import FakeOps

@@ -5,7 +5,7 @@ A genome may have skills of its own: instructions, without programs, files or pe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from evoclaw.core.canonical_json import canonical_hash
 from evoclaw.core.genome import Genome
+from evoclaw.core.genome_patches import genome_refused
 from evoclaw.core.pipeline import OfferStep
 from evoclaw.core.tools import Tool
 
@@ -33,6 +34,20 @@ class SkillSource(Protocol):
     def find(self, name: str) -> Skill | None:
         """The skill of this name or `name@version`; None if there is none."""
         ...
+
+
+def check_new_skills(genome: Genome, known: Collection[str]) -> None:
+    """Refuse a new skill whose name looks like that of one of the `known`, with `ToolFailure`."""
+    if not genome.new_skills:
+        return
+    from evoclaw.skills.names import skeleton
+
+    alike = {skeleton(name): name for name in known}
+    if confused := [name for name in genome.new_skills if skeleton(name) in alike]:
+        raise genome_refused(
+            f"The new skill {confused[0]!r} looks like {alike[skeleton(confused[0])]!r}, which "
+            "this agent has: choose another name. Nothing was changed."
+        )
 
 
 class TunedSkills:

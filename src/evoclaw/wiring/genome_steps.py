@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def genome_steps(genome: Genome, registry: SkillSource) -> list[Step]:
     """The steps that offer tools as a genome has them."""
-    from evoclaw.orchestrator.agents.tuning import GenomeTools
+    from evoclaw.core.tuned_runs import GenomeTools
     from evoclaw.skills.tuned import GenomeSkills
 
     def skill_tools() -> dict[str, frozenset[str]]:

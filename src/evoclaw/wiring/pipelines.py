@@ -14,6 +14,7 @@ from evoclaw.core.pipeline import PipelineSpec
 @cache
 def local_pipeline() -> PipelineSpec:
     """Calls of `evoclaw run`, `evoclaw eval`, `evoclaw chat` without a service, MCP clients."""
+    from evoclaw.core.tuned_runs import GenomeTools
     from evoclaw.edge.undo import KeepBeforeImages
     from evoclaw.executors.call_steps import (
         DefaultTimeout,
@@ -40,7 +41,6 @@ def local_pipeline() -> PipelineSpec:
         AgentTools,
         WithoutImageTool,
     )
-    from evoclaw.orchestrator.agents.tuning import GenomeTools
     from evoclaw.orchestrator.fleet.edge_images import FetchImages
     from evoclaw.orchestrator.people.questions import PendingQuestions
     from evoclaw.orchestrator.sessions.steps import (
@@ -76,6 +76,7 @@ def local_pipeline() -> PipelineSpec:
 @cache
 def service_pipeline() -> PipelineSpec:
     """Calls of runs in `evoclaw up`: chat, API, channels, workflows."""
+    from evoclaw.core.tuned_runs import GenomeTools
     from evoclaw.executors.call_steps import (
         DefaultTimeout,
         MarkHiddenText,
@@ -99,7 +100,6 @@ def service_pipeline() -> PipelineSpec:
         AgentTools,
         WithoutImageTool,
     )
-    from evoclaw.orchestrator.agents.tuning import GenomeTools
     from evoclaw.orchestrator.fleet.edge_images import FetchImages
     from evoclaw.orchestrator.people.questions import PendingQuestions
     from evoclaw.orchestrator.sessions.steps import (
