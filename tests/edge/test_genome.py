@@ -91,9 +91,9 @@ async def test_the_same_patch_twice_makes_one_version() -> None:
 GOOD: dict[str, list[Any]] = {
     "prompt": ["", "x" * 16_000],
     "temperature": [0, 2, 0.5],
-    "max_turns": [1, 100],
+    "max_turns": [1, 10],
     "call_seconds": [0.001, 3600],
-    "run_seconds": [1, 86_400],
+    "run_seconds": [1, 3600],
     "concurrency": [1, 64],
     "skills": [[], ["x"] * 200],
     "notes": [[], ["x" * 1_000] * 100],
@@ -125,6 +125,41 @@ async def test_out_of_range_genome_values_are_refused_with_their_range(key: str)
         assert caught.value.message == f"{key!r} must be {GENOME_RULES[key]}. Nothing was changed."
     assert genomes.current() == EDGE_DEFAULTS
     assert shelf.kept == []
+
+
+@pytest.mark.parametrize(
+    ("patch", "said"),
+    [
+        ({"max_turns": 99}, "'max_turns' is 99, above the configured limit of 10"),
+        ({"run_seconds": 80_000}, "'run_seconds' is 80000.0, above the configured limit of 3600.0"),
+        ({"concurrency": 3}, "'concurrency' is 3, above the configured limit of 2"),
+    ],
+)
+async def test_a_genome_cannot_raise_a_configured_limit_of_the_edge(
+    patch: dict[str, Any], said: str
+) -> None:
+    shelf = Shelf()
+    genomes = Genomes(shelf, skills=lambda: SKILLS, concurrency=2)
+    await genomes.load()
+    with pytest.raises(ToolFailure) as caught:
+        await genomes.update({"prompt": "new", **patch})
+    assert caught.value.kind is ErrorKind.INVALID_PARAMS
+    assert caught.value.message == f"{said}: a genome can only lower it. Nothing was changed."
+    assert (genomes.current(), shelf.kept) == (EDGE_DEFAULTS, [])
+    at_most: dict[str, Any] = {"max_turns": 10, "run_seconds": 3600, "concurrency": 2}
+    assert (await genomes.update(at_most)).concurrency == 2
+
+
+async def test_a_limit_that_an_earlier_release_kept_hinders_no_other_change() -> None:
+    shelf = Shelf()
+    shelf.kept.append(msgspec.json.encode({"max_turns": 99, "run_seconds": 80_000}))
+    genomes = await opened(shelf)
+    assert genomes.current().max_turns == 99
+    assert (await genomes.update({"prompt": "Be brief."})).prompt == "Be brief."
+    with pytest.raises(ToolFailure, match="'max_turns' is 98, above the configured limit of 10"):
+        await genomes.update({"max_turns": 98})
+    assert (await genomes.update({"max_turns": None})).max_turns == 10
+    assert (await genomes.roll_back(1)).max_turns == 99, "every version can be restored"
 
 
 @pytest.mark.parametrize(
@@ -227,10 +262,10 @@ async def test_genomes_of_earlier_releases_load_and_unknown_fields_are_refused()
 async def test_the_edge_journal_stores_genomes_and_deletes_the_oldest(tmp_path: Path) -> None:
     journal = await Journal.open(tmp_path / "journal.db", durable=False)
     genomes = await opened(journal)
-    for turns in range(1, 101):
-        await genomes.update({"max_turns": turns, "notes": [f"ü{turns}"]})
-    for turns in (1, 2):
-        await genomes.update({"max_turns": turns})
+    for number in range(1, 101):
+        await genomes.update({"call_seconds": number, "notes": [f"ü{number}"]})
+    for number in (1, 2):
+        await genomes.update({"call_seconds": number})
     await journal.close()
     journal = await Journal.open(tmp_path / "journal.db", durable=False)
     again = await opened(journal)
@@ -238,7 +273,7 @@ async def test_the_edge_journal_stores_genomes_and_deletes_the_oldest(tmp_path: 
     assert [genome.version for genome in await again.history()] == [0, *range(3, 103)]
     with pytest.raises(ToolFailure, match="no version 2; available versions: 0 and 3 to 102"):
         await again.roll_back(2)
-    assert (await again.roll_back(3)).max_turns == 3
+    assert (await again.roll_back(3)).call_seconds == 3
     assert (await again.roll_back()).version == 104
     await journal.close()
 

@@ -160,7 +160,9 @@ async def test_the_genome_sets_call_concurrency_and_timeouts(tmp_path: Path) -> 
         assert edge is not None
         await until(lambda: edge.calls.queued == 2)
         assert edge.calls.in_flight == 1
-        await say("pi", "update_genome", {"genome": {"concurrency": 64}})
+        above = await say("pi", "update_genome", {"genome": {"concurrency": 5}})
+        assert "'concurrency' is 5, above the configured limit of 4" in above.error
+        await say("pi", "update_genome", {"genome": {"concurrency": 4}})
         await until(lambda: edge.calls.in_flight == 3, say="there are more places at once")
         here.marks.gate.set()
         assert {(await task).error for task in asked} == {None}

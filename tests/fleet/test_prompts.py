@@ -9,9 +9,10 @@ import msgspec
 
 from evoclaw.core.errors import ProviderError, ProviderErrorKind
 from evoclaw.core.messages import JSON, SystemMessage
+from evoclaw.edge.genome import EDGE_SETTINGS
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.providers.text_calls import TextCallProvider
-from evoclaw.store.calls.journal import CallState
+from evoclaw.store.calls.journal import CallState, Journal
 from evoclaw.transport.requests import CommandTimeouts
 from evoclaw.transport.wire import Command, Outcome
 from tests.support.fleet import FleetHarness, new_id, open_fleet
@@ -59,6 +60,18 @@ async def test_the_genome_sets_the_models_prompt_and_limits(tmp_path: Path) -> N
         assert model.requests[0].messages[0] == SystemMessage("Be brief.")
         assert outcome.details["stop"] == "max_iterations"
         assert here.marks.made == ["0", "1"]
+
+
+async def test_the_configured_limit_wins_over_a_higher_one_in_the_journal(tmp_path: Path) -> None:
+    turns = EDGE_SETTINGS.max_turns
+    model = Scripted(*(calls(("look", {"text": str(n)})) for n in range(turns + 2)), says("End."))
+    async with await Journal.open(tmp_path / "pi.db", durable=False) as journal:
+        kept = {"max_turns": turns + 5, "concurrency": 64}
+        await journal.remember_version("genome", msgspec.json.encode(kept))
+    async with open_fleet(tmp_path, provider=model) as here:
+        outcome = await prompt(here, "Look.")
+        assert outcome.details["stop"] == "max_iterations"
+        assert len(here.marks.made) == turns
 
 
 async def test_the_genome_sets_what_tells_a_model_without_native_calls_its_tools(

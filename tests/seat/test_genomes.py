@@ -171,11 +171,15 @@ async def test_the_genome_of_an_edge_is_shown_changed_and_rolled_back(tmp_path: 
         patch = {"max_turns": 10, "notes": None}
         assert await parsed(place, "genome", "diff", "garage", "2", "1") == patch
         back = await parsed(place, "genome", "rollback", "garage", "0")
-        assert (back["version"], back["genome"]["max_turns"]) == (5, 10)
+        assert (back["version"], back["restored"], back["genome"]["max_turns"]) == (5, 0, 10)
         assert (await place.type("genome", "verify", "garage")).code == exits.OK
-        file.write_text('{"models": ["x"]}')
-        ran = await place.type(*set_garage)
-        assert "'models' is not part of the genome" in ran.err
+        for refused, said in (
+            ({"models": ["x"]}, "'models' is not part of the genome"),
+            ({"max_turns": 99}, "'max_turns' is 99, above the configured limit of 10"),
+        ):
+            file.write_text(json.dumps(refused))
+            ran = await place.type(*set_garage)
+            assert said in ran.err
         await garage.end()
         await place.wait_offline("garage")
         for command in (set_garage, ("genome", "show", "garage"), ("genome", "rollback", "garage")):

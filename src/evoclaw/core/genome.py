@@ -69,7 +69,7 @@ class Genome(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tool_error_limit: Annotated[int, Meta(ge=1, le=100)] | None = None
     """Failed turns in a row after which a run ends: how often the model may try again."""
     concurrency: Annotated[int, Meta(ge=1, le=64)] | None = None
-    """Commands that an edge serves at the same time; it never exceeds the edge's own limit."""
+    """Commands that an edge serves at the same time, within the edge's own limit."""
     skills: Annotated[tuple[SkillName, ...], Meta(max_length=200)] | None = None
     """The enabled skills; None is all."""
     skill_texts: Annotated[dict[SkillName, _SkillText], Meta(max_length=20)] = {}

@@ -73,7 +73,8 @@ async def assemble(
     grant though others of their kind need none. The genome may enable some of the `skills` only.
     `damage` is reported to orchestrators.
     """
-    genomes, outcomes = Genomes(journal, skills=skills), Outcomes()
+    genomes = Genomes(journal, skills=skills, concurrency=limits.concurrency)
+    outcomes = Outcomes()
     nested = PendingNestedCalls()
     await genomes.load()
     offered = Pipeline.of(ports.executor).with_steps(GenomeSkills(genomes.current, skills))

@@ -9,16 +9,20 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from evoclaw.core.agent import LoopSettings
 from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.genome import EDGE_TUNABLES, Genome
 from evoclaw.core.genome_patches import check_skills, merged
 from evoclaw.core.messages import JSON, ErrorKind, is_object
 from evoclaw.core.pipeline import OfferStep
 from evoclaw.core.tools import Tool
+from evoclaw.core.tuned_runs import check_limits, run_limits
 from evoclaw.skills.tuned import SkillTools
 from evoclaw.store.calls.journal import Journal
 
-EDGE_DEFAULTS = Genome(max_turns=10, run_seconds=3600.0)
+EDGE_SETTINGS = LoopSettings(max_turns=10, tool_error_limit=3, max_seconds=3600.0)
+"""The limits of a prompt's run: a genome can lower them, but not raise them."""
+EDGE_DEFAULTS = Genome(max_turns=EDGE_SETTINGS.max_turns, run_seconds=EDGE_SETTINGS.max_seconds)
 """Version 0 of an edge. Its versions are kept in full: a default that changes later changes no old
 version."""
 
@@ -55,9 +59,19 @@ class Genomes:
         *,
         key: str = "genome",
         skills: SkillTools = no_skills,
+        concurrency: int | None = None,
     ) -> None:
-        """`first` is version 0: the configuration of the device. `skills` are those it has."""
+        """Keep versions in a store.
+
+        Args:
+            store: The journal of the device.
+            first: Version 0: the configuration of the device.
+            key: The name of the versions in the store.
+            skills: The skills of the device.
+            concurrency: The configured concurrency; None: not limited.
+        """
         self._store, self._key, self._skills = store, key, skills
+        self._limits = {**run_limits(EDGE_SETTINGS), "concurrency": concurrency}
         self._first = replace(first or EDGE_DEFAULTS, version=0, restored=None)
         self._current: Genome | None = None
         self._lock = asyncio.Lock()
@@ -124,7 +138,20 @@ class Genomes:
             now = self.current()
             new = merged(now, patch, self._first, EDGE_TUNABLES)
             check_skills(new, self._skills())
+            self._check_limits(now, new)
             return now if _same(now, new) else await self._keep(replace(new, restored=None))
+
+    def _check_limits(self, now: Genome, new: Genome) -> None:
+        """Refuse a changed limit that is above the configured one.
+
+        Earlier releases kept such limits: without effect, they hinder no other change.
+        """
+        changed = {
+            name: limit
+            for name, limit in self._limits.items()
+            if getattr(new, name) != getattr(now, name)
+        }
+        check_limits(new, changed)
 
     async def roll_back(self, to: int | None = None) -> Genome:
         """Roll back to a version, or to the previous one; repeated rollbacks go further back."""

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from msgspec import UNSET
 from msgspec.structs import replace
 
-from evoclaw.core.agent import LoopSettings
 from evoclaw.core.deadline import Deadline
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.events import CallFinished, CallStarted, Record, RunFinished, StopReason
@@ -29,7 +27,9 @@ from evoclaw.core.reported_usage import report_usage
 from evoclaw.core.routes import Place, Route
 from evoclaw.core.state import RunState
 from evoclaw.core.tools import failure
+from evoclaw.core.tuned_runs import tightened
 from evoclaw.edge.fitness import Outcomes
+from evoclaw.edge.genome import EDGE_SETTINGS
 from evoclaw.edge.nested_calls import PendingNestedCalls
 from evoclaw.edge.plans import CallPlan, GrantCheck, no_grants
 from evoclaw.transport.wire import Command
@@ -110,7 +110,7 @@ class PromptPlans:
             if isinstance(asked, int | float) and asked > 0
             else DEFAULT_PROMPT_TIMEOUT_S
         )
-        seconds = min(requested, self._genome().run_seconds or requested)
+        seconds = min(requested, tightened(EDGE_SETTINGS, self._genome()).max_seconds)
 
         async def work(deadline: Deadline, progress: Progress) -> ToolResult:
             asked = mark_hidden_text(UserMessage((TextBlock(text, command.label),)))
@@ -133,12 +133,7 @@ class PromptPlans:
         from evoclaw.core.run import run
 
         genome = self._genome()
-        settings = LoopSettings(
-            temperature=genome.temperature, max_seconds=seconds,
-            tool_prompt=genome.tool_prompt or UNSET,
-        )  # fmt: skip
-        if genome.max_turns is not None:
-            settings = replace(settings, max_turns=genome.max_turns)
+        settings = replace(tightened(EDGE_SETTINGS, genome), max_seconds=seconds)
         instructions = with_notes(genome.prompt, genome.notes)
         task: list[Message] = [SystemMessage(instructions)] if instructions else []
         notes = RunOutcomeSink(self._outcomes, settings.tool_error_limit)
