@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from evoclaw.core.calls import prepare
 from evoclaw.core.history import History
@@ -16,6 +17,7 @@ from evoclaw.core.tools import Context
 from evoclaw.core.toolset import Toolset
 from evoclaw.edge.commands import QUICK_COMMANDS
 from evoclaw.edge.device import UNSIGNED_COMMANDS
+from evoclaw.edge.genome import EDGE_DEFAULTS
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.governance.budget.memory_ledger import MemoryLedger
 from evoclaw.governance.budget.policy import RunBudget
@@ -87,6 +89,20 @@ async def test_the_model_of_an_edge_uses_a_tool_of_another_edge(tmp_path: Path) 
         assert here.marks.made == ["a"]
         made: JSON = {"tool": "edge_call", "outcome": "ok", "agent": "desk", "path": ["pi"]}
         assert result.details["calls"] == [made]
+
+
+async def test_the_genomes_of_all_models_that_answered_are_in_the_result(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path, "pi", "desk", "shed", start=False) as here:
+        pi = Scripted(calls(edge_call("desk", query="Say hello.")), says("It did."))
+        await start(here, pi=pi, desk=Scripted(says("Hello.")), shed=Scripted(says("Hi.")))
+        patch: JSON = {"genome": {"prompt": "Be brief."}}
+        desk = await here.orchestrator.query("desk", "update_genome", patch)
+        assert desk.status == "success"
+        wanted = replace(EDGE_DEFAULTS, prompt="Be brief.").digest
+        result = await ask(of_run(here), agent_id=["pi", "shed"], query="Ask the desk.")
+        as_configured = EDGE_DEFAULTS.digest
+        assert result.details["genomes"] == {"pi": as_configured, "shed": as_configured}
+        assert [made["genome"] for made in result.details["calls"]] == [wanted]
 
 
 async def test_a_call_is_run_once_though_its_messages_are_lost_and_repeated(

@@ -9,7 +9,7 @@ import msgspec
 
 from evoclaw.core.errors import ProviderError, ProviderErrorKind
 from evoclaw.core.messages import JSON, SystemMessage
-from evoclaw.edge.genome import EDGE_SETTINGS
+from evoclaw.edge.genome import EDGE_DEFAULTS, EDGE_SETTINGS
 from evoclaw.providers.scripted import Scripted, calls, says
 from evoclaw.providers.text_calls import TextCallProvider
 from evoclaw.store.calls.journal import CallState, Journal
@@ -59,6 +59,8 @@ async def test_the_genome_sets_the_models_prompt_and_limits(tmp_path: Path) -> N
         outcome = await prompt(here, "Look.")
         assert model.requests[0].messages[0] == SystemMessage("Be brief.")
         assert outcome.details["stop"] == "max_iterations"
+        metrics = (await here.orchestrator.query("pi", "get_metrics")).result
+        assert outcome.details["genome"] == metrics["genome"]["digest"], "which genome it had"
         assert here.marks.made == ["0", "1"]
 
 
@@ -124,7 +126,9 @@ async def test_prompt_outcomes_are_counted_separately_for_tools_and_model(
     )
     async with open_fleet(tmp_path, provider=model) as here:
         assert (await prompt(here, "Mark.")).status == "success"
-        assert (await prompt(here, "Mark badly.")).error_type == "execution_failed"
+        failed = await prompt(here, "Mark badly.")
+        assert failed.error_type == "execution_failed"
+        assert failed.details["genome"] == EDGE_DEFAULTS.digest, "also of a run that failed"
         assert (await prompt(here, "Mark now.")).error_type == "execution_failed"
         figures = await runs(here)
         assert figures["runs"]["completed"] == 1

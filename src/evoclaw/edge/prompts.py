@@ -144,7 +144,7 @@ class PromptPlans:
             end.cancel()
         details: dict[str, JSON] = {
             "stop": str(answer.stop), "turns": answer.turns, "calls": answer.calls,
-            **report_usage(answer.usage, answer.cost),
+            "genome": genome.digest, **report_usage(answer.usage, answer.cost),
         }  # fmt: skip
         if (kind := _STOPS.get(answer.stop)) is not None:
             return failure(request_id, "prompt", kind, answer.text, **details)

@@ -322,6 +322,13 @@ def _combine(call: Call, results: Mapping[str, ToolResult]) -> ToolResult:
     ]
     if receipts:
         details["receipts"] = receipts
+    genomes = {
+        name: found.details["genome"]
+        for name, found in results.items()
+        if "genome" in found.details
+    }
+    if genomes:
+        details["genomes"] = genomes
     changes = [
         {**entry, "agent": name}
         for name, result in results.items()

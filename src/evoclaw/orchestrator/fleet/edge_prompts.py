@@ -170,7 +170,10 @@ def _answered(member: Member, call: Call, outcome: Outcome) -> ToolResult:
 
 def _summary(result: ToolResult) -> JSON:
     """What became of a nested call, for the details of the call that asked the edge."""
-    kept = ("agent", "agents", "path", "receipt", "receipts", "calls", MODEL_USAGE_KEY)
+    kept = (
+        "agent", "agents", "path", "receipt", "receipts", "genome", "genomes", "calls",
+        MODEL_USAGE_KEY,
+    )  # fmt: skip
     found = {key: result.details[key] for key in kept if key in result.details}
     return {"tool": result.name, "outcome": str(result.error or "ok"), **found}
 
