@@ -49,7 +49,7 @@ SKILLS = {"a": frozenset({"dig"}), "b": frozenset({"plant"}), "x": frozenset[str
 
 
 async def opened(shelf: Journal, first: Genome | None = None) -> Genomes:
-    genomes = Genomes(shelf, first, skills=lambda: SKILLS)
+    genomes = Genomes(shelf, first, skills=lambda: SKILLS, models=["a/big", "b/small"])
     await genomes.load()
     return genomes
 
@@ -98,6 +98,11 @@ GOOD: dict[str, list[Any]] = {
     "skills": [[], ["x"] * 200],
     "notes": [[], ["x" * 1_000] * 100],
     "tool_prompt": ["", "{tools}" + "x" * 3_993],
+    "tool_error_limit": [1, 3],
+    "skill_texts": [{}, {"a": "Dig."}],
+    "new_skills": [{}, {"waltz": {"description": "At a ball.", "instructions": "Count."}}],
+    "tools": [{}, {"dig": {"description": "Digs.", "examples": ["dig depth=1"]}}],
+    "models": [[], ["b/small"], ["b/small", "a/big"]],
 }
 BAD: dict[str, list[Any]] = {
     "prompt": ["x" * 16_001, 3, "\ud800"],
@@ -109,6 +114,11 @@ BAD: dict[str, list[Any]] = {
     "skills": ["x", [""], ["x" * 65], ["x"] * 201, [1], {}],
     "notes": ["x", [""], ["x" * 1_001], ["x"] * 101, {}],
     "tool_prompt": ["x", "{tools} {0}", "{tools}" + "x" * 3_994, {}],
+    "tool_error_limit": [0, 101, 1.5],
+    "skill_texts": [{"a": ""}, []],
+    "new_skills": [{"waltz": {"description": "x"}}],
+    "tools": [{"dig": {"permissions": []}}],
+    "models": ["a/big", [""], [1]],
 }
 
 
@@ -131,6 +141,7 @@ async def test_out_of_range_genome_values_are_refused_with_their_range(key: str)
     ("patch", "said"),
     [
         ({"max_turns": 99}, "'max_turns' is 99, above the configured limit of 10"),
+        ({"tool_error_limit": 4}, "'tool_error_limit' is 4, above the configured limit of 3"),
         ({"run_seconds": 80_000}, "'run_seconds' is 80000.0, above the configured limit of 3600.0"),
         ({"concurrency": 3}, "'concurrency' is 3, above the configured limit of 2"),
     ],
@@ -150,6 +161,36 @@ async def test_a_genome_cannot_raise_a_configured_limit_of_the_edge(
     assert (await genomes.update(at_most)).concurrency == 2
 
 
+@pytest.mark.parametrize(
+    ("patch", "said"),
+    [
+        ({"models": ["c/x"]}, "not configured with the model 'c/x'; its models: a/big, b/small"),
+        ({"skill_texts": {"c": "x"}}, "no skill 'c'; its skills: a, b, b-o, x"),
+        ({"new_skills": {"a": {"description": "x", "instructions": "y"}}}, "a skill 'a' already"),
+        ({"new_skills": {"b-0": {"description": "x", "instructions": "y"}}}, "looks like 'b-o'"),
+    ],
+)
+async def test_texts_and_models_that_the_edge_cannot_use_are_refused(
+    patch: dict[str, Any], said: str
+) -> None:
+    shelf = Shelf()
+    genomes = Genomes(
+        shelf, skills=lambda: {**SKILLS, "b-o": frozenset[str]()}, models=["a/big", "b/small"]
+    )
+    await genomes.load()
+    with pytest.raises(ToolFailure, match=said):
+        await genomes.update(patch)
+    assert shelf.kept == []
+
+
+async def test_a_genome_that_fits_into_no_message_is_refused() -> None:
+    genomes = await opened(Shelf())
+    texts = dict.fromkeys(SKILLS, "x" * 32000)
+    await genomes.update({"skill_texts": texts})
+    with pytest.raises(ToolFailure, match="more than the 120000 that an edge can report"):
+        await genomes.update({"notes": ["x" * 1_000] * 30})
+
+
 async def test_a_limit_that_an_earlier_release_kept_hinders_no_other_change() -> None:
     shelf = Shelf()
     shelf.kept.append(msgspec.json.encode({"max_turns": 99, "run_seconds": 80_000}))
@@ -162,9 +203,7 @@ async def test_a_limit_that_an_earlier_release_kept_hinders_no_other_change() ->
     assert (await genomes.roll_back(1)).max_turns == 99, "every version can be restored"
 
 
-@pytest.mark.parametrize(
-    "key", ["version", "restored", "promt", "", "strategy", "models", "policy"]
-)
+@pytest.mark.parametrize("key", ["version", "restored", "promt", "", "strategy", "model", "policy"])
 async def test_unknown_genome_keys_are_refused_with_the_known_keys(key: str) -> None:
     genomes = await opened(Shelf())
     with pytest.raises(

@@ -90,6 +90,49 @@ async def test_the_genome_sets_what_tells_a_model_without_native_calls_its_tools
         assert told.text.endswith("End with answer.")
 
 
+async def test_the_genome_sets_descriptions_of_tools_and_brings_skills(tmp_path: Path) -> None:
+    model = Scripted(
+        says('{"name": "skill", "arguments": {"name": "waltz"}}'),
+        says('{"name": "answer", "arguments": {"text": "One, two, three."}}'),
+    )
+    async with open_fleet(tmp_path, provider=TextCallProvider(model, "json")) as here:
+        advertised = dict(here.orchestrator.fleet.member("pi").advertised_hashes)
+        genome: JSON = {
+            "tools": {"mark": {"description": "Puts a cross.", "examples": ["mark text=a"]}},
+            "new_skills": {"waltz": {"description": "At a ball.", "instructions": "Count to 3."}},
+        }
+        changed = await here.orchestrator.query("pi", "update_genome", {"genome": genome})
+        assert changed.status == "success", changed.error
+        assert (await prompt(here, "Dance.")).result == "One, two, three."
+        first, second = (request.messages for request in model.requests)
+        assert isinstance(first[0], SystemMessage)
+        assert "Puts a cross.\\nExample: mark text=a" in first[0].text
+        assert "- waltz: At a ball." in first[0].text
+        assert "Count to 3." in str(second[-1])
+        assert here.orchestrator.fleet.member("pi").advertised_hashes == advertised, (
+            "other callers see the tools as a person approved them"
+        )
+
+
+async def test_the_genome_sets_how_often_the_model_may_try_again(tmp_path: Path) -> None:
+    model = Scripted(calls(("mark", {"wrong": 1})), calls(("mark", {"also": 1})))
+    async with open_fleet(tmp_path, provider=model) as here:
+        patch: JSON = {"genome": {"tool_error_limit": 1}}
+        await here.orchestrator.query("pi", "update_genome", patch)
+        assert (await prompt(here, "Mark.")).error_type == "execution_failed"
+        assert len(model.requests) == 1
+
+
+async def test_the_history_of_a_genome_fits_into_its_answer(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as here:
+        for number in range(1, 9):
+            patch: JSON = {"genome": {"notes": [f"{number} " + "x" * 990] * 50}}
+            await here.orchestrator.query("pi", "update_genome", patch)
+        status = (await here.orchestrator.query("pi", "evolution")).result
+        assert [genome["version"] for genome in status["history"]] == [0, 7, 8]
+        assert status["genome"]["version"] == 8
+
+
 async def test_a_prompt_ends_at_its_timeout_or_the_genomes_run_seconds(tmp_path: Path) -> None:
     async with open_fleet(tmp_path, provider=Scripted(calls(("hold", {"text": "a"})))) as here:
         outcome = await prompt(here, "Hold.", timeout_ms=300)

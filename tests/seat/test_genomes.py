@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from evoclaw.cli import exits
+from evoclaw.core.events import CallFinished, Record
 from tests.support.seat import Seat, seat
 from tests.support.skills import guide, write_skill
 from tests.support.up_process import SETTINGS, ok, start_run, wait_for_state
@@ -174,7 +177,8 @@ async def test_the_genome_of_an_edge_is_shown_changed_and_rolled_back(tmp_path: 
         assert (back["version"], back["restored"], back["genome"]["max_turns"]) == (5, 0, 10)
         assert (await place.type("genome", "verify", "garage")).code == exits.OK
         for refused, said in (
-            ({"models": ["x"]}, "'models' is not part of the genome"),
+            ({"models": ["x"]}, "This agent is not configured with the model 'x'"),
+            ({"budget": 1}, "'budget' is not part of the genome"),
             ({"max_turns": 99}, "'max_turns' is 99, above the configured limit of 10"),
         ):
             file.write_text(json.dumps(refused))
@@ -186,6 +190,48 @@ async def test_the_genome_of_an_edge_is_shown_changed_and_rolled_back(tmp_path: 
             ran = await place.type(*command)
             assert ran.code != exits.OK
             assert "The edge 'garage' is offline. Start it, then try again." in ran.err
+
+
+async def test_the_model_of_an_edge_uses_the_genome_of_the_edge(tmp_path: Path) -> None:
+    async with seat(tmp_path, f'{SETTINGS}\n[flow]\npreset = "off"\n') as place:
+        settings = '[model]\nname = "vllm/qwen3-scripted,vllm/qwen3-other"\n'
+        settings += '[tools]\nskills_path = "~/.evoclaw/skills"\n'
+        edge = await place.join("garage", toml=f"\n{settings}")
+        write_skill(edge.shell.home / ".evoclaw" / "skills", "hello", SKILL_md=guide("hello"))
+        edge.shell.env.update(place.up.models.env)
+        await edge.start()
+        await place.wait_online("garage")
+        patch = {
+            "prompt": "Answer like a pirate.",
+            "tools": {"read": {"description": "Opens a scroll.", "examples": ["read a.txt"]}},
+            "skill_texts": {"hello": "Bow first."},
+            "new_skills": {"waltz": {"description": "At a ball.", "instructions": "Count."}},
+            "models": ["vllm/qwen3-other"],
+        }
+        file = tmp_path / "patch.json"
+        file.write_text(json.dumps(patch))
+        changed = await parsed(place, "genome", "set", "garage", "--file", str(file))
+        assert changed["genome"].items() >= patch.items()
+        query = json.dumps({"agent_id": "garage", "query": "bow and dance"})
+        wanted = [f'call skill {{"name": "{name}"}}' for name in ("hello", "waltz")]
+        place.up.models.scripts["ask"] = f"call edge_call {query}\nsay Done."
+        place.up.models.scripts["bow and dance"] = " && ".join(wanted) + "\nsay Danced."
+        run, _ = await ask(place, "ask")
+        (first, last) = (a.body for a in place.up.models.asked if a.said == "bow and dance")
+        assert first["model"] == "qwen3-other", "the genome orders the models"
+        assert system(first).startswith("Answer like a pirate.")
+        assert "- hello: Does something." in system(first)
+        shown = {tool["function"]["name"]: tool["function"] for tool in first["tools"]}
+        assert shown["read"]["description"] == "Opens a scroll.\nExample: read a.txt"
+        results = [m["content"] for m in last["messages"] if m["role"] == "tool"]
+        assert "Bow first." in results[0]
+        assert results[1] == "# Skill waltz@0\n\nCount."
+
+        client = await place.up.wait_ready()
+        lines = (await client.get(f"/v1/runs/{run['run_id']}/records")).body.splitlines()
+        events = [msgspec.json.decode(line, type=Record).event for line in lines]
+        (finished,) = [event for event in events if isinstance(event, CallFinished)]
+        assert finished.result.details["genome"] == changed["digest"]
 
 
 async def test_a_genome_is_rolled_out_to_edges_and_taken_back(tmp_path: Path) -> None:

@@ -11,10 +11,9 @@ from evoclaw.core.messages import JSON, ErrorKind
 from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.tools import Call
 from evoclaw.executors.local import LocalExecutor
+from evoclaw.skills.active import ActiveSkillTools, restrict_tools
 from evoclaw.skills.disclosure import (
-    ActiveSkillTools,
     RegistrySkillReader,
-    restrict_tools,
 )
 from evoclaw.skills.registry import SkillRegistry
 from evoclaw.tools.fake import FakeOps

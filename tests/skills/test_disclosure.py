@@ -10,9 +10,9 @@ from evoclaw.core.errors import ToolFailure
 from evoclaw.core.messages import JSON
 from evoclaw.core.tools import Call, Tool
 from evoclaw.executors.local import LocalExecutor
+from evoclaw.skills.active import restrict_tools
 from evoclaw.skills.disclosure import (
     RegistrySkillReader,
-    restrict_tools,
     skill_instructions,
     skill_list,
 )

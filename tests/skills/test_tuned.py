@@ -9,7 +9,8 @@ import pytest
 from evoclaw.core.errors import ToolFailure
 from evoclaw.core.genome import Genome, NewSkill
 from evoclaw.core.tools import Tool
-from evoclaw.skills.disclosure import ActiveSkillTools, RegistrySkillReader, skill_list
+from evoclaw.skills.active import ActiveSkillTools
+from evoclaw.skills.disclosure import RegistrySkillReader, skill_list
 from evoclaw.skills.loading import Skill, load_skill
 from evoclaw.skills.tuned import TunedSkills
 

@@ -130,10 +130,7 @@ GENOME_RULES: Mapping[str, str] = {
     "models": "a list of at most 20 names",
 }
 """The tunables, and what each may be."""
-EDGE_TUNABLES = (
-    "prompt", "notes", "temperature", "max_turns", "call_seconds", "run_seconds", "concurrency",
-    "skills", "tool_prompt",
-)  # fmt: skip
+EDGE_TUNABLES = tuple(GENOME_RULES)
 """Those that an edge uses."""
 AGENT_TUNABLES = tuple(name for name in GENOME_RULES if name != "concurrency")
 """Those that an agent of the orchestrator uses."""

@@ -66,6 +66,11 @@ class AddedTools:
         """The routes to the executors; a tool whose name is taken is left out."""
         return [Route(executor, yields=True) for executor in self._executors.values()]
 
+    @property
+    def skills(self) -> SkillRegistry | None:
+        """The registry of the skills; None if the settings name no folder of them."""
+        return self._skills
+
     def problems(self) -> dict[str, str]:
         """What cannot be used, and why."""
         found = self._forbidden() | self._taken_names()

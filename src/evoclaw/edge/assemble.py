@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from evoclaw.core.pipeline import OfferStep, Pipeline
+from evoclaw.core.pipeline import Pipeline
 from evoclaw.core.ports import Ports
 from evoclaw.edge.device import (
     UNSIGNED_COMMANDS,
@@ -26,6 +25,7 @@ from evoclaw.edge.outputs import KeepLargeOutput, artifact_tool
 from evoclaw.edge.plans import CallAudit, GrantCheck, Planner, ToolPlans, add_spans, no_grants
 from evoclaw.edge.prompts import PromptPlans
 from evoclaw.edge.receipts import Receipts
+from evoclaw.edge.tuned_prompts import PromptModel
 from evoclaw.executors.call_steps import WithoutUndoTool
 from evoclaw.executors.local import LocalExecutor
 from evoclaw.skills.tuned import GenomeSkills, SkillTools
@@ -38,7 +38,7 @@ from evoclaw.trust.receipts import DeviceKey
 if TYPE_CHECKING:
     from evoclaw.observe.tracing.tracing import Tracing
 
-_USUAL = DeviceLimits()
+_USUAL, _ANY_MODEL = DeviceLimits(), PromptModel()
 
 
 async def assemble(
@@ -62,18 +62,19 @@ async def assemble(
     notes: CallAudit | None = None,
     damage: str = "",
     tracing: Tracing | None = None,
-    prompt_steps: Sequence[OfferStep] = (),
+    model: PromptModel = _ANY_MODEL,
 ) -> Edge:
     """An edge that runs the tools of these ports, and prompts if their provider is a real one.
 
     With artifacts, output that is too large to send is stored there; files that `find_model_file`
     finds may be copied by other machines, and `model_receiver` installs those that orchestrators
     push; with a key, every result is signed; with notes, every call is audited; with tracing, every
-    call is a span. `prompt_steps` limit what the model is offered. The commands in `signed` need a
-    grant though others of their kind need none. The genome may enable some of the `skills` only.
+    call is a span. `model` says what answers prompts, and with which tools and skills. The commands
+    in `signed` need a grant though others of their kind need none. The genome may enable some of
+    the `skills` only.
     `damage` is reported to orchestrators.
     """
-    genomes = Genomes(journal, skills=skills, concurrency=limits.concurrency)
+    genomes = Genomes(journal, skills=skills, models=model.names, concurrency=limits.concurrency)
     outcomes = Outcomes()
     nested = PendingNestedCalls()
     await genomes.load()
@@ -87,10 +88,15 @@ async def assemble(
     pipeline = offered.with_steps(GenomeTimeouts(genomes.current))
     ports = replace(ports, executor=pipeline)
     run: Planner = ToolPlans(ports, check=check, whole=artifacts is not None, notes=notes).plan
-    model = None
-    if has_model:
-        model = replace(ports, executor=pipeline.with_steps(WithoutUndoTool(), *prompt_steps))
-    prompts = PromptPlans(model, genomes.current, check=check, outcomes=outcomes, nested=nested)
+    offering = replace(ports, executor=pipeline.with_steps(WithoutUndoTool()))
+    prompts = PromptPlans(
+        offering if has_model else None,
+        genomes.current,
+        model=model,
+        check=check,
+        outcomes=outcomes,
+        nested=nested,
+    )
     edge = Edge(
         EdgeParts(
             who,

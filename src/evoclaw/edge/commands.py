@@ -7,7 +7,7 @@ others are read-only or idempotent, and are answered at once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -17,6 +17,7 @@ from evoclaw.core.genome import EDGE_TUNABLES, Genome
 from evoclaw.core.messages import JSON, ErrorKind, is_array, is_object
 from evoclaw.edge.calls import EdgeCalls
 from evoclaw.edge.device import EdgeParts
+from evoclaw.edge.genome import MAX_EDGE_GENOME_BYTES
 from evoclaw.edge.model_files import model_chunk
 from evoclaw.edge.plans import commands_within, no_grants
 from evoclaw.edge.reports import EdgeReports
@@ -247,9 +248,22 @@ async def _evolution(edge: EdgeDevice, command: Command) -> JSON:
         raise ToolFailure(ErrorKind.INVALID_PARAMS, "`action` must be status or roll_back.")
     return {
         "genome": genomes.current().view(EDGE_TUNABLES),
-        "history": [genome.view(EDGE_TUNABLES) for genome in await genomes.history()],
+        "history": _fitting(await genomes.history()),
         "fitness": edge.parts.outcomes.fitness(),
     }
+
+
+def _fitting(history: Sequence[Genome]) -> list[JSON]:
+    """The configured genome, and the newest versions that fit into the answer, the oldest first."""
+    first, *versions = (genome.view(EDGE_TUNABLES) for genome in history)
+    newest: list[JSON] = []
+    remaining = MAX_EDGE_GENOME_BYTES
+    for version in reversed(versions):
+        remaining -= len(msgspec.json.encode(version)) + 1
+        if remaining < 0:
+            break
+        newest.append(version)
+    return [first, *reversed(newest)]
 
 
 async def _nested_result(edge: EdgeDevice, command: Command) -> JSON:

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from evoclaw.core.agent import LoopSettings
 from evoclaw.core.errors import EvoClawError, ToolFailure
 from evoclaw.core.genome import EDGE_TUNABLES, Genome
-from evoclaw.core.genome_patches import check_skills, merged
+from evoclaw.core.genome_patches import check_skills, genome_refused, merged
 from evoclaw.core.messages import JSON, ErrorKind, is_object
 from evoclaw.core.pipeline import OfferStep
 from evoclaw.core.tools import Tool
-from evoclaw.core.tuned_runs import check_limits, run_limits
-from evoclaw.skills.tuned import SkillTools
+from evoclaw.core.tuned_runs import check_limits, check_models, run_limits
+from evoclaw.skills.tuned import SkillTools, check_new_skills
 from evoclaw.store.calls.journal import Journal
 
 EDGE_SETTINGS = LoopSettings(max_turns=10, tool_error_limit=3, max_seconds=3600.0)
@@ -25,6 +25,9 @@ EDGE_SETTINGS = LoopSettings(max_turns=10, tool_error_limit=3, max_seconds=3600.
 EDGE_DEFAULTS = Genome(max_turns=EDGE_SETTINGS.max_turns, run_seconds=EDGE_SETTINGS.max_seconds)
 """Version 0 of an edge. Its versions are kept in full: a default that changes later changes no old
 version."""
+
+MAX_EDGE_GENOME_BYTES = 120_000
+"""Of a genome as JSON, so that an answer with it and some of its versions fits into a message."""
 
 
 def no_skills() -> Mapping[str, frozenset[str]]:
@@ -59,6 +62,7 @@ class Genomes:
         *,
         key: str = "genome",
         skills: SkillTools = no_skills,
+        models: Sequence[str] = (),
         concurrency: int | None = None,
     ) -> None:
         """Keep versions in a store.
@@ -68,9 +72,11 @@ class Genomes:
             first: Version 0: the configuration of the device.
             key: The name of the versions in the store.
             skills: The skills of the device.
+            models: The models that answer its prompts, as configured.
             concurrency: The configured concurrency; None: not limited.
         """
         self._store, self._key, self._skills = store, key, skills
+        self._models = models
         self._limits = {**run_limits(EDGE_SETTINGS), "concurrency": concurrency}
         self._first = replace(first or EDGE_DEFAULTS, version=0, restored=None)
         self._current: Genome | None = None
@@ -137,15 +143,24 @@ class Genomes:
         async with self._lock:
             now = self.current()
             new = merged(now, patch, self._first, EDGE_TUNABLES)
-            check_skills(new, self._skills())
-            self._check_limits(now, new)
+            self._check(now, new)
             return now if _same(now, new) else await self._keep(replace(new, restored=None))
 
-    def _check_limits(self, now: Genome, new: Genome) -> None:
-        """Refuse a changed limit that is above the configured one.
+    def _check(self, now: Genome, new: Genome) -> None:
+        """Refuse what the configuration of the device does not allow.
 
-        Earlier releases kept such limits: without effect, they hinder no other change.
+        Earlier releases kept limits above the configured ones: without effect, they hinder no
+        other change.
         """
+        known = self._skills()
+        check_skills(new, known)
+        check_new_skills(new, known)
+        check_models(new, self._models)
+        if (size := len(msgspec.json.encode(new.content()))) > MAX_EDGE_GENOME_BYTES:
+            raise genome_refused(
+                f"The genome would have {size} bytes, more than the {MAX_EDGE_GENOME_BYTES} that "
+                "an edge can report: shorten its texts. Nothing was changed."
+            )
         changed = {
             name: limit
             for name, limit in self._limits.items()

@@ -32,6 +32,7 @@ from evoclaw.edge.fitness import Outcomes
 from evoclaw.edge.genome import EDGE_SETTINGS
 from evoclaw.edge.nested_calls import PendingNestedCalls
 from evoclaw.edge.plans import CallPlan, GrantCheck, no_grants
+from evoclaw.edge.tuned_prompts import PromptModel, tuned_prompt
 from evoclaw.transport.wire import Command
 
 
@@ -82,12 +83,14 @@ class PromptPlans:
         ports: Ports | None,
         genome: Callable[[], Genome],
         *,
+        model: PromptModel | None = None,
         check: GrantCheck = no_grants,
         outcomes: Outcomes | None = None,
         nested: PendingNestedCalls | None = None,
     ) -> None:
         """Without ports the device has no model, and prompts are refused."""
         self._ports, self._genome, self._check = ports, genome, check
+        self._model = model or PromptModel()
         self._nested = nested or PendingNestedCalls()
         self._outcomes = outcomes or Outcomes()
 
@@ -134,7 +137,9 @@ class PromptPlans:
 
         genome = self._genome()
         settings = replace(tightened(EDGE_SETTINGS, genome), max_seconds=seconds)
-        instructions = with_notes(genome.prompt, genome.notes)
+        ports, skills = await tuned_prompt(ports, self._model, genome)
+        texts = filter(None, (with_notes(genome.prompt, genome.notes), skills))
+        instructions = "\n\n".join(texts)
         task: list[Message] = [SystemMessage(instructions)] if instructions else []
         notes = RunOutcomeSink(self._outcomes, settings.tool_error_limit)
         end = asyncio.get_running_loop().call_later(seconds, deadline.expire)

@@ -67,11 +67,22 @@ class Fallback:
         clock: Callable[[], float] = time.monotonic,
         failures: int = MAX_CONSECUTIVE_FAILURES,
         cool_down: float = COOLDOWN_S,
+        health: Sequence[ProviderHealth] | None = None,
     ) -> None:
+        """Try providers in this order.
+
+        Args:
+            providers: At least one.
+            clock: The monotonic time in seconds.
+            failures: Failures in a row after which a provider is skipped.
+            cool_down: Seconds for which it is skipped.
+            health: The health of each provider, shared with another fallback.
+        """
         if not providers:
             raise ConfigError("a fallback needs at least one model; give one")
         self._providers = tuple(providers)
-        self._health = tuple(ProviderHealth(provider.model) for provider in providers)
+        found = health or [ProviderHealth(provider.model) for provider in providers]
+        self._health = tuple(found)
         self._clock, self._failures, self._cool_down = clock, failures, cool_down
         self._profile = _shared_profile([provider.profile for provider in providers])
 
@@ -89,6 +100,16 @@ class Fallback:
     def health(self) -> tuple[ProviderHealth, ...]:
         """The health of each provider, in order."""
         return self._health
+
+    def reordered(self, places: Sequence[int]) -> Fallback:
+        """The providers at these places in this order; they keep their health."""
+        return Fallback(
+            [self._providers[place] for place in places],
+            clock=self._clock,
+            failures=self._failures,
+            cool_down=self._cool_down,
+            health=[self._health[place] for place in places],
+        )
 
     async def aclose(self) -> None:
         """Close all providers."""

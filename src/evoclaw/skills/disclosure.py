@@ -1,19 +1,15 @@
-"""Progressive disclosure of skills: a list, then the instructions of one, then its files.
-
-Restricts the offered tools to those that the active skills allow.
-"""
+"""Progressive disclosure of skills: a list, then the instructions of one, then its files."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from evoclaw.core.errors import ToolFailure
-from evoclaw.core.messages import ErrorKind, Message, ToolResult
-from evoclaw.core.pipeline import Execution, OfferStep, ResultStep
-from evoclaw.core.tools import Tool
+from evoclaw.core.messages import ErrorKind
+from evoclaw.skills.active import SKILL_TOOL
 from evoclaw.skills.folders import MAX_TEXT_BYTES, SkillRefused, read_bytes, to_text
 from evoclaw.skills.loading import Skill
 from evoclaw.skills.names import unknown_name
@@ -23,8 +19,6 @@ MAX_LISTED_DESCRIPTION_CHARS = 300
 """Of each description in the list of skills."""
 MAX_LISTED = 100
 """Skills, or files of a skill, in one list."""
-SKILL_TOOL = "skill"
-"""The tool that loads instructions and files; `restrict_tools` keeps it beside other tools."""
 
 _INVISIBLE_CATEGORIES = ("Cc", "Cf", "Cs", "Co")
 """Unicode categories that a reader does not see: control, format (zero-width, bidi, tags),
@@ -85,33 +79,6 @@ def skill_file(skill: Skill, path: str) -> str:
     return without_invisible_characters(text)
 
 
-def restrict_tools(tools: Iterable[Tool], active: Sequence[Skill]) -> tuple[Tool, ...]:
-    """Keep the tools that every active skill allows and none disallows.
-
-    A skill without `allowed-tools` allows all.
-    """
-    remaining = tuple(tool for tool in tools if disallowing_skill(tool, active) is None)
-    limits = [skill for skill in active if skill.allowed_tools is not None]
-    for skill in limits:
-        own = {program.tool.name.lower() for program in skill.programs}
-        permitted = (
-            skill.allowed_tools | own | {SKILL_TOOL} if skill.allowed_tools else frozenset[str]()
-        )
-        remaining = tuple(tool for tool in remaining if _names(tool) & permitted)
-    # The tool `skill` alone is of no use.
-    return () if limits and {tool.name for tool in remaining} <= {SKILL_TOOL} else remaining
-
-
-def disallowing_skill(tool: Tool, active: Iterable[Skill]) -> Skill | None:
-    """The first of the active skills that disallows a tool."""
-    names = _names(tool)
-    return next((skill for skill in active if names & skill.disallowed_tools), None)
-
-
-def _names(tool: Tool) -> set[str]:
-    return {name.lower() for name in (tool.name, *tool.aliases)}
-
-
 def without_invisible_characters(text: str) -> str:
     """The text without invisible characters, which can hide instructions from a reader."""
     if text.isascii() and text.isprintable():
@@ -159,44 +126,3 @@ class RegistrySkillReader:
             hint = unknown_name("skill", name, known) if known else "There are no skills here"
             raise ToolFailure(ErrorKind.NOT_FOUND, f"{hint[:1].upper()}{hint[1:]}.")
         return skill
-
-
-class ActiveSkillTools(OfferStep, ResultStep):
-    """Offers only the tools that the active skills allow.
-
-    A skill is active once the model has read its instructions.
-    """
-
-    def __init__(self, skills: SkillSource, history: Iterable[Message] = ()) -> None:
-        """Activate the skills whose instructions are in the history already."""
-        self._skills = skills
-        self.active: tuple[Skill, ...] = ()
-        """The skills whose instructions the model has read."""
-        for message in history:
-            if (
-                isinstance(message, ToolResult)
-                and message.name == SKILL_TOOL
-                and message.error is None
-            ):
-                details = message.details
-                self._activate("" if details.get("reference") else details.get("skill"))
-
-    def version(self) -> object:
-        """A value that changes with the active skills."""
-        return self.active
-
-    def offer(self, tools: Sequence[Tool]) -> Sequence[Tool]:
-        """Keep the tools that all active skills allow."""
-        return restrict_tools(tools, self.active) if self.active else tools
-
-    async def finish(self, execution: Execution, result: ToolResult) -> ToolResult:
-        """Activate the skill whose instructions this call has loaded."""
-        call = execution.call
-        if call.name == SKILL_TOOL and result.error is None and not call.arguments.get("reference"):
-            self._activate(call.arguments.get("name"))
-        return result
-
-    def _activate(self, name: object) -> None:
-        skill = self._skills.find(name) if isinstance(name, str) and name else None
-        if skill is not None and skill not in self.active:
-            self.active = (*self.active, skill)

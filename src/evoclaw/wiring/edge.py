@@ -93,7 +93,7 @@ async def open_edge(
             notes=device.call_audit,
             damage=_damage(config.data),
             tracing=tracing,
-            prompt_steps=device.prompt_steps,
+            model=device.model,
         )
 
         def end_calls() -> None:

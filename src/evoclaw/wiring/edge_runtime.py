@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.labels import Principal
-from evoclaw.core.pipeline import OfferStep, Step
+from evoclaw.core.pipeline import Step
 from evoclaw.core.ports import Policy, Ports
 from evoclaw.core.routes import Route
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from evoclaw.config import EdgeConfig
     from evoclaw.edge.added_tools import AddedTools
     from evoclaw.edge.plans import CallAudit
+    from evoclaw.edge.tuned_prompts import PromptModel
     from evoclaw.governance.budget.settings import BudgetSettings
     from evoclaw.governance.permissions import NamedTools
     from evoclaw.governance.stops import Stops
@@ -39,10 +41,10 @@ class EdgeRuntime:
     call_audit: CallAudit | None
     """Writes calls to the audit of this edge; None if the audit is disabled."""
     stops: Stops
-    added: AddedTools | None = None
+    added: AddedTools | None
     """The tools that the settings add to the built-in ones; None if they add none."""
-    prompt_steps: Sequence[OfferStep] = ()
-    """What limits the tools of its model."""
+    model: PromptModel
+    """What answers prompts, and with which tools and skills."""
 
     def skill_tools(self) -> Mapping[str, frozenset[str]]:
         """The skills of this edge, and the tools of each."""
@@ -58,6 +60,7 @@ async def open_edge_runtime(
 ) -> EdgeRuntime:
     """Build the runtime of an edge; the stack closes it. With `images`, calls can be undone."""
     from evoclaw.edge.plans import CallAudit
+    from evoclaw.edge.tuned_prompts import PromptModel
     from evoclaw.governance.rate_limits import RateLimits
     from evoclaw.observe.audit.sink import AuditContext
     from evoclaw.observe.audit.writer import Recordable, serving_audit
@@ -84,8 +87,12 @@ async def open_edge_runtime(
     ports, has_model = await _ports(config, env, stack, steps, routes)
     if tracing is not None:
         ports = replace(ports, sinks=(*ports.sinks, tracing.every_run(config.agent_id)))
-    limits = model_steps(ports.provider.model, config.tools.only)
-    return EdgeRuntime(ports, has_model, notes, stops, added, limits)
+    model = PromptModel(
+        tuple(name.strip() for name in config.model.name.split(",")) if has_model else (),
+        partial(model_steps, named=config.tools.only),
+        None if added is None else added.skills,
+    )
+    return EdgeRuntime(ports, has_model, notes, stops, added, model)
 
 
 def _stops(config: EdgeConfig, env: Mapping[str, str]) -> Stops:
@@ -111,7 +118,14 @@ async def _ports(
 
     steps: list[Step] = [PermittedTools(config.capabilities), FlowFlags(config.flow)]
     if config.tools.only is not None:
-        steps.append(_named_tools(config.tools.only, routes, growing=adds_tools(config)))
+        steps.append(
+            _named_tools(
+                config.tools.only,
+                routes,
+                growing=adds_tools(config),
+                has_model=bool(config.model.name),
+            )
+        )
     steps += [*guards, *_rules(config)]
     if config.tools.timeout_ms is not None:
         steps.append(DefaultTimeout(config.tools.timeout_ms / 1000))
@@ -216,14 +230,22 @@ def program_folders(config: EdgeConfig) -> list[Path]:
     return folders
 
 
-def _named_tools(names: Sequence[str], routes: Sequence[Route], *, growing: bool) -> NamedTools:
-    """The step of `[tools] only`; a name that no tool can ever have is an error."""
+def _named_tools(
+    names: Sequence[str], routes: Sequence[Route], *, growing: bool, has_model: bool
+) -> NamedTools:
+    """The step of `[tools] only`; a name that no tool can ever have is an error.
+
+    The model of an edge loads skills with a tool that the edge offers to nobody else.
+    """
     from evoclaw.core.tools import UNDO_TOOL
     from evoclaw.edge.outputs import TOOL_NAME
     from evoclaw.governance.permissions import NamedTools
+    from evoclaw.skills.active import SKILL_TOOL
 
     tools = [tool for route in routes for tool in route.executor.tools()]
     known = {tool.name for tool in tools}
+    if has_model:
+        known.add(SKILL_TOOL)
     if unknown := [name for name in names if name not in known]:
         text = (
             f"unknown tool {', '.join(map(repr, unknown))} in [tools] only; "

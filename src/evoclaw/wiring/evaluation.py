@@ -241,7 +241,7 @@ class CaseRunner:
     def _steps(self, toolbox: Toolbox, skills: SkillSource) -> list[Step]:
         from evoclaw.orchestrator.agents.offer_steps import AgentSkills, AgentTools
         from evoclaw.orchestrator.agents.prompt import active_skills
-        from evoclaw.skills.disclosure import ActiveSkillTools
+        from evoclaw.skills.active import ActiveSkillTools
         from evoclaw.wiring.genome_steps import genome_steps
         from evoclaw.wiring.model_tools import model_steps
 

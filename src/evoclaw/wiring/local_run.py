@@ -37,7 +37,8 @@ async def local_ports(
     from evoclaw.executors.call_steps import SignReceipt
     from evoclaw.orchestrator.agents.tuning import ordered_models
     from evoclaw.providers.registry import open_provider
-    from evoclaw.skills.disclosure import ActiveSkillTools, RegistrySkillReader
+    from evoclaw.skills.active import ActiveSkillTools
+    from evoclaw.skills.disclosure import RegistrySkillReader
     from evoclaw.skills.tuned import TunedSkills
     from evoclaw.tools.skill import SkillReader
     from evoclaw.wiring.before_images import keep_changes

@@ -181,7 +181,7 @@ class _LocalRunFactory:
         """The parts of one run."""
         from evoclaw.core.canvases import Canvas
         from evoclaw.executors.call_steps import SignReceipt
-        from evoclaw.skills.disclosure import ActiveSkillTools
+        from evoclaw.skills.active import ActiveSkillTools
 
         injected = dict(dependencies)
         injected[Canvas] = self.canvases.of(session.tenant, session.id)

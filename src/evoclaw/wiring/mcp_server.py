@@ -58,7 +58,7 @@ async def _tools(options: McpServerOptions, env: Mapping[str, str]) -> AsyncGene
     from evoclaw.governance.stops import cancel_on_stop
     from evoclaw.orchestrator.fleet.edge_routes import fleet_routes
     from evoclaw.orchestrator.fleet.forwarded_calls import forwarded_calls, only_reads
-    from evoclaw.skills.disclosure import ActiveSkillTools
+    from evoclaw.skills.active import ActiveSkillTools
     from evoclaw.wiring.fleet import open_fleet
     from evoclaw.wiring.governance import open_governance
     from evoclaw.wiring.local_run import capabilities_for_level

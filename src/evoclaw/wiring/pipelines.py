@@ -49,7 +49,7 @@ def local_pipeline() -> PipelineSpec:
         RunTools,
         SessionLabels,
     )
-    from evoclaw.skills.disclosure import ActiveSkillTools
+    from evoclaw.skills.active import ActiveSkillTools
     from evoclaw.skills.tuned import GenomeSkills
     from evoclaw.tools.sets import FewBuiltInTools
 
@@ -108,7 +108,7 @@ def service_pipeline() -> PipelineSpec:
         RunTools,
         SessionLabels,
     )
-    from evoclaw.skills.disclosure import ActiveSkillTools
+    from evoclaw.skills.active import ActiveSkillTools
     from evoclaw.skills.tuned import GenomeSkills
     from evoclaw.tools.sets import FewBuiltInTools
 
@@ -134,6 +134,7 @@ def service_pipeline() -> PipelineSpec:
 @cache
 def edge_pipeline() -> PipelineSpec:
     """Calls that come to an edge: judged again there, whatever the orchestrator decided."""
+    from evoclaw.core.tuned_runs import GenomeTools
     from evoclaw.edge.genome import GenomeTimeouts
     from evoclaw.edge.outputs import KeepLargeOutput
     from evoclaw.edge.undo import KeepBeforeImages
@@ -153,6 +154,7 @@ def edge_pipeline() -> PipelineSpec:
     from evoclaw.governance.rules.command_rules import CommandRules
     from evoclaw.governance.stops import Stops
     from evoclaw.observe.audit.writer import Recordable
+    from evoclaw.skills.active import ActiveSkillTools
     from evoclaw.skills.tuned import GenomeSkills
     from evoclaw.tools.sets import FewBuiltInTools
 
@@ -160,11 +162,12 @@ def edge_pipeline() -> PipelineSpec:
         "edge",
         offer=(
             PermittedTools, NamedTools, WithoutUndoTool, DefaultTimeout, FlowFlags, GenomeSkills,
-            GenomeTimeouts, FewBuiltInTools,
+            ActiveSkillTools, GenomeTimeouts, FewBuiltInTools, GenomeTools,
         ),
         before=(
             Stops, RateLimits, Recordable, ToolStatus, Autonomy, Permissions, CommandRules,
             NetworkPolicy, EdgeFlow, DeviceBudget,
         ),
         around=(KeepLargeOutput, KeepBeforeImages, MeterDevice),
+        after=(ActiveSkillTools,),
     )  # fmt: skip

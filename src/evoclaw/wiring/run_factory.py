@@ -202,7 +202,8 @@ class RunFactory:
         tenant: str = LOCAL_PRINCIPAL.tenant,
     ) -> Pipeline:
         from evoclaw.executors.call_steps import SignReceipt
-        from evoclaw.skills.disclosure import ActiveSkillTools, RegistrySkillReader
+        from evoclaw.skills.active import ActiveSkillTools
+        from evoclaw.skills.disclosure import RegistrySkillReader
         from evoclaw.skills.tuned import TunedSkills
         from evoclaw.tools.skill import SkillReader
         from evoclaw.wiring.genome_steps import genome_steps

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from evoclaw.core.pipeline import OfferStep
 from evoclaw.core.tools import Tool
-from evoclaw.skills.disclosure import restrict_tools
+from evoclaw.skills.active import restrict_tools
 from evoclaw.skills.loading import Skill
 
 IMAGE_TOOL = "image"

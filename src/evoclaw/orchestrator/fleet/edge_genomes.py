@@ -45,7 +45,7 @@ class EdgeGenomeStatus(Struct, frozen=True):
 
     genome: Genome
     history: tuple[Genome, ...]
-    """All versions, the oldest first."""
+    """The configured genome, and the newest versions, the oldest first."""
     fitness: FitnessCount | None
 
 

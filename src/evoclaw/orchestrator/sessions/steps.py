@@ -35,7 +35,7 @@ from evoclaw.governance.rate_limits import RateLimits
 from evoclaw.orchestrator.agents.offer_steps import AgentSkills, AgentTools
 from evoclaw.orchestrator.fleet.forwarded_calls import forwarded_tool
 from evoclaw.orchestrator.people.questions import PendingQuestions
-from evoclaw.skills.disclosure import SKILL_TOOL, ActiveSkillTools
+from evoclaw.skills.active import SKILL_TOOL, ActiveSkillTools
 from evoclaw.store.sessions.sessions import SessionStore
 
 
