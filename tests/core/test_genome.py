@@ -29,8 +29,8 @@ def test_a_genome_has_these_fields_and_no_others() -> None:
     names = [field.name for field in fields(Genome)]
     assert names == [
         "prompt", "notes", "temperature", "max_turns", "call_seconds", "run_seconds",
-        "tool_error_limit", "concurrency", "skills", "skill_texts", "new_skills", "tools",
-        "tool_prompt", "models", "version", "restored",
+        "tool_error_limit", "model_retries", "concurrency", "skills", "skill_texts", "new_skills",
+        "tools", "tool_prompt", "models", "version", "restored",
     ]  # fmt: skip
     assert [*GENOME_RULES, "version", "restored"] == names
     assert {*EDGE_TUNABLES, *AGENT_TUNABLES} == set(GENOME_RULES), "each is used somewhere"

@@ -99,6 +99,7 @@ GOOD: dict[str, list[Any]] = {
     "notes": [[], ["x" * 1_000] * 100],
     "tool_prompt": ["", "{tools}" + "x" * 3_993],
     "tool_error_limit": [1, 3],
+    "model_retries": [0, 20],
     "skill_texts": [{}, {"a": "Dig."}],
     "new_skills": [{}, {"waltz": {"description": "At a ball.", "instructions": "Count."}}],
     "tools": [{}, {"dig": {"description": "Digs.", "examples": ["dig depth=1"]}}],
@@ -115,6 +116,7 @@ BAD: dict[str, list[Any]] = {
     "notes": ["x", [""], ["x" * 1_001], ["x"] * 101, {}],
     "tool_prompt": ["x", "{tools} {0}", "{tools}" + "x" * 3_994, {}],
     "tool_error_limit": [0, 101, 1.5],
+    "model_retries": [-1, 21, 0.5],
     "skill_texts": [{"a": ""}, []],
     "new_skills": [{"waltz": {"description": "x"}}],
     "tools": [{"dig": {"permissions": []}}],
@@ -143,6 +145,7 @@ async def test_out_of_range_genome_values_are_refused_with_their_range(key: str)
         ({"max_turns": 99}, "'max_turns' is 99, above the configured limit of 10"),
         ({"tool_error_limit": 4}, "'tool_error_limit' is 4, above the configured limit of 3"),
         ({"run_seconds": 80_000}, "'run_seconds' is 80000.0, above the configured limit of 3600.0"),
+        ({"model_retries": 2}, "'model_retries' is 2, above the configured limit of 1"),
         ({"concurrency": 3}, "'concurrency' is 3, above the configured limit of 2"),
     ],
 )
@@ -150,7 +153,7 @@ async def test_a_genome_cannot_raise_a_configured_limit_of_the_edge(
     patch: dict[str, Any], said: str
 ) -> None:
     shelf = Shelf()
-    genomes = Genomes(shelf, skills=lambda: SKILLS, concurrency=2)
+    genomes = Genomes(shelf, skills=lambda: SKILLS, model_retries=1, concurrency=2)
     await genomes.load()
     with pytest.raises(ToolFailure) as caught:
         await genomes.update({"prompt": "new", **patch})

@@ -31,7 +31,7 @@ async def test_the_genome_orders_the_models_of_an_edge() -> None:
         asked.append(model)
         return []
 
-    model = PromptModel(NAMES, steps)
+    model = PromptModel(NAMES, offer_steps=steps)
     tuned, _ = await tuned_prompt(ports(), model, Genome(models=("b/small",)))
     assert isinstance(tuned.provider, Fallback)
     assert [health.model for health in tuned.provider.health] == ["b/small", "a/big"]

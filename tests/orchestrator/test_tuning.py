@@ -39,9 +39,11 @@ def test_a_genome_sets_texts_and_the_order_of_models_and_is_recorded() -> None:
     assert tune(AGENT, Genome(notes=("Say so.",))).prompt.startswith("You help.\nNotes")
 
 
-def test_a_tool_prompt_is_recorded_only_if_a_genome_has_one() -> None:
+def test_a_tool_prompt_and_retries_are_recorded_only_if_a_genome_has_them() -> None:
     assert tune(AGENT, Genome(tool_prompt="{tools}")).settings.tool_prompt == "{tools}"
     assert tune(AGENT, Genome(prompt="x")).settings.tool_prompt is UNSET
+    assert tune(AGENT, Genome(model_retries=0)).settings.model_retries == 0
+    assert b"model_retries" not in msgspec.json.encode(tune(AGENT, Genome(prompt="x")).settings)
     assert b"tool_prompt" not in msgspec.json.encode(tune(AGENT, Genome(prompt="x")).settings)
 
 
@@ -70,11 +72,12 @@ def test_no_genome_changes_what_an_agent_may_do() -> None:
 def test_a_genome_beyond_the_configuration_is_refused_with_the_reason() -> None:
     def refusal(genome: Genome) -> str:
         with pytest.raises(ToolFailure) as caught:
-            check_genome(AGENT, genome, skills=["a"], default_model="big")
+            check_genome(AGENT, genome, skills=["a"], default_model="big", max_retries=2)
         return caught.value.message
 
     assert "above the configured limit of 5" in refusal(Genome(max_turns=6))
     assert "above the configured limit of 3" in refusal(Genome(tool_error_limit=4))
+    assert "above the configured limit of 2" in refusal(Genome(model_retries=3))
     assert "above the configured limit of 60" in refusal(Genome(run_seconds=61))
     assert "its models: big, small" in refusal(Genome(models=("huge",)))
     assert "no skill 'b'; its skills: a" in refusal(Genome(skill_texts={"b": "x"}))

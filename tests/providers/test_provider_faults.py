@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
 import pytest
 
 from evoclaw.core.errors import ProviderErrorKind as Kind
@@ -105,6 +106,17 @@ async def test_fault_47_the_number_of_attempts_is_bounded(
     assert error.kind is Kind.SERVER_ERROR
     assert str(error).startswith(f"{dialect}/m: ")
     assert len(server.requests) in ((2, 3) if "longer" in how else (3,))
+
+
+@pytest.mark.parametrize(("max_retries", "attempts"), [(0, 1), (1, 2), (9, 3)])
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_a_request_can_lower_the_number_of_its_retries(
+    dialect: str, max_retries: int, attempts: int, http: Http
+) -> None:
+    request = msgspec.structs.replace(simple_request(), max_retries=max_retries)
+    async with serving(whole({}, status=503)) as server:
+        await error_of(provider_for(dialect, server.url, http), request)
+    assert len(server.requests) == attempts, "never more than the provider is configured with"
 
 
 CALLS: dict[str, list[str]] = {

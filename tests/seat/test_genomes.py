@@ -95,6 +95,23 @@ async def test_a_genome_is_used_by_new_sessions_kept_by_old_ones_and_rolled_back
         assert [(row["version"], row["reason"]) for row in audited] == [(1, "dull"), (2, "")]
 
 
+async def test_a_genome_lowers_how_often_a_failed_request_is_repeated(tmp_path: Path) -> None:
+    settings = f"{SETTINGS}\n[orchestrator]\nmax_retries = 1\n"
+    async with seat(tmp_path, settings) as place:
+        file = tmp_path / "patch.json"
+        asked = place.up.models.count
+        await ask(place, "fail 503 as configured")
+        assert asked("fail 503 as configured") == 2
+        file.write_text('{"model_retries": 2}')
+        ran = await place.type("genome", "set", "evoclaw", "--file", str(file))
+        assert "'model_retries' is 2, above the configured limit of 1" in ran.err
+        file.write_text('{"model_retries": 0}')
+        changed = await parsed(place, "genome", "set", "evoclaw", "--file", str(file))
+        assert changed["genome"] == {"model_retries": 0}
+        await ask(place, "fail 503 with the genome")
+        assert asked("fail 503 with the genome") == 1
+
+
 async def test_skills_of_a_genome_take_effect(tmp_path: Path) -> None:
     async with seat(tmp_path, SETTINGS, edge=True) as place:
         folder = place.up.home / "skills"
@@ -207,6 +224,7 @@ async def test_the_model_of_an_edge_uses_the_genome_of_the_edge(tmp_path: Path) 
             "skill_texts": {"hello": "Bow first."},
             "new_skills": {"waltz": {"description": "At a ball.", "instructions": "Count."}},
             "models": ["vllm/qwen3-other"],
+            "model_retries": 0,
         }
         file = tmp_path / "patch.json"
         file.write_text(json.dumps(patch))
@@ -226,6 +244,11 @@ async def test_the_model_of_an_edge_uses_the_genome_of_the_edge(tmp_path: Path) 
         results = [m["content"] for m in last["messages"] if m["role"] == "tool"]
         assert "Bow first." in results[0]
         assert results[1] == "# Skill waltz@0\n\nCount."
+
+        query = json.dumps({"agent_id": "garage", "query": "fail 503 there"})
+        place.up.models.scripts["ask again"] = f"call edge_call {query}\nsay Failed."
+        await ask(place, "ask again")
+        assert place.up.models.count("fail 503 there") == 2, "once for each of its models"
 
         client = await place.up.wait_ready()
         lines = (await client.get(f"/v1/runs/{run['run_id']}/records")).body.splitlines()

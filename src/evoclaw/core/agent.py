@@ -49,6 +49,9 @@ class LoopSettings(Struct, frozen=True):
     tool_prompt: str | UnsetType = UNSET
     """What tells a model without native calls its tools; unset: the text of its provider. Recorded
     only if set."""
+    model_retries: int | UnsetType = UNSET
+    """How often a failed request to the model's server is repeated, at most as often as configured;
+    unset: as configured. Recorded only if set."""
     genome: str | UnsetType = UNSET
     """The digest of the agent's genome. Recorded only if it sets something."""
 

@@ -68,6 +68,8 @@ class Genome(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The maximum seconds of a run."""
     tool_error_limit: Annotated[int, Meta(ge=1, le=100)] | None = None
     """Failed turns in a row after which a run ends: how often the model may try again."""
+    model_retries: Annotated[int, Meta(ge=0, le=20)] | None = None
+    """How often a failed request to the model's server is repeated."""
     concurrency: Annotated[int, Meta(ge=1, le=64)] | None = None
     """Commands that an edge serves at the same time, within the edge's own limit."""
     skills: Annotated[tuple[SkillName, ...], Meta(max_length=200)] | None = None
@@ -118,6 +120,7 @@ GENOME_RULES: Mapping[str, str] = {
     "call_seconds": "a number above 0 and up to 3600, or null",
     "run_seconds": "a number above 0 and up to 86400, or null",
     "tool_error_limit": "a whole number from 1 to 100, or null",
+    "model_retries": "a whole number from 0 to 20, or null",
     "concurrency": "a whole number from 1 to 64, or null",
     "skills": "a list of at most 200 names, or null for all",
     "skill_texts": "an object of at most 20 skills, each with a text of at most 32000 characters",

@@ -149,6 +149,7 @@ class _Loop:
             request = Request(
                 state.window, self.tools, offer_tools, settings.temperature, settings.max_tokens,
                 tool_prompt=settings.tool_prompt or "",
+                max_retries=settings.model_retries,
             )  # fmt: skip
             pieces = provider.stream(request)
             try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol, TypeAlias
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from evoclaw.core.events import Record, ReplyEvent
 from evoclaw.core.history import History
@@ -34,6 +34,8 @@ class Request(Struct, frozen=True):
     tool_prompt: str = ""
     """What tells a model without native calls its tools, with the placeholders of a genome's
     `tool_prompt`; empty: the provider's own text."""
+    max_retries: int | UnsetType = UNSET
+    """How often it is repeated if it fails; unset, or above that: as often as the provider does."""
 
 
 class Provider(Protocol):

@@ -70,6 +70,8 @@ def tightened(settings: LoopSettings, genome: Genome) -> LoopSettings:
         limit = settings.max_call_seconds
         own = genome.call_seconds
         changes["max_call_seconds"] = own if limit is UNSET else min(limit, own)
+    if genome.model_retries is not None:
+        changes["model_retries"] = genome.model_retries
     return replace(settings, **changes)
 
 

@@ -74,7 +74,13 @@ async def assemble(
     the `skills` only.
     `damage` is reported to orchestrators.
     """
-    genomes = Genomes(journal, skills=skills, models=model.names, concurrency=limits.concurrency)
+    genomes = Genomes(
+        journal,
+        skills=skills,
+        models=model.names,
+        model_retries=model.max_retries,
+        concurrency=limits.concurrency,
+    )
     outcomes = Outcomes()
     nested = PendingNestedCalls()
     await genomes.load()

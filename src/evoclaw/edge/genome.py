@@ -63,6 +63,7 @@ class Genomes:
         key: str = "genome",
         skills: SkillTools = no_skills,
         models: Sequence[str] = (),
+        model_retries: int | None = None,
         concurrency: int | None = None,
     ) -> None:
         """Keep versions in a store.
@@ -73,11 +74,16 @@ class Genomes:
             key: The name of the versions in the store.
             skills: The skills of the device.
             models: The models that answer its prompts, as configured.
+            model_retries: How often a failed request to them is repeated; None: not limited.
             concurrency: The configured concurrency; None: not limited.
         """
         self._store, self._key, self._skills = store, key, skills
         self._models = models
-        self._limits = {**run_limits(EDGE_SETTINGS), "concurrency": concurrency}
+        self._limits = {
+            **run_limits(EDGE_SETTINGS),
+            "model_retries": model_retries,
+            "concurrency": concurrency,
+        }
         self._first = replace(first or EDGE_DEFAULTS, version=0, restored=None)
         self._current: Genome | None = None
         self._lock = asyncio.Lock()

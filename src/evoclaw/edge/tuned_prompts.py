@@ -32,6 +32,8 @@ class PromptModel(Struct, frozen=True):
 
     names: tuple[str, ...] = ()
     """Its models in order: if one fails, the next one answers."""
+    max_retries: int | None = None
+    """How often a failed request to them is repeated."""
     offer_steps: Callable[[str], Sequence[OfferStep]] = no_steps
     """What limits the tools that a model is offered, by the name that its provider gives it."""
     skills: SkillSource | None = None

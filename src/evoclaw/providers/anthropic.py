@@ -92,6 +92,7 @@ class AnthropicProvider:
             EventSplitter,
             lambda: _EventParser(model),
             request.tools,
+            request.max_retries,
         )
 
     def _body(self, request: Request) -> bytes:

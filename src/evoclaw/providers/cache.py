@@ -61,6 +61,11 @@ class ProviderCache:
         self._cached: dict[str, Provider] = {}
         self._local: dict[Path, Provider] = {}
 
+    @property
+    def max_retries(self) -> int | None:
+        """How often a failed request is repeated; None: as often as `RetryPolicy` says."""
+        return self._options.max_retries
+
     def get(self, name: str) -> Provider:
         """The provider of a model; `A,B` falls back to B."""
         name = name or self.default

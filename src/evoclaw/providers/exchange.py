@@ -10,6 +10,7 @@ from typing import Protocol
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from evoclaw.core.errors import ConfigError
 from evoclaw.core.events import Replied, ReplyEvent, ReplyRetried
@@ -89,6 +90,7 @@ async def stream_reply(
     new_splitter: Callable[[], PayloadSplitter],
     new_parser: Callable[[], PayloadParser],
     tools: Sequence[Tool] = (),
+    max_retries: int | UnsetType = UNSET,
 ) -> AsyncGenerator[ReplyEvent]:
     """Yield deltas and retries, then exactly one `Replied`, or raise `ProviderError`.
 
@@ -98,8 +100,9 @@ async def stream_reply(
         new_splitter: Creates the splitter of one attempt.
         new_parser: Creates the parser of one attempt.
         tools: The tools of the request; calls in the reply get their own names back.
+        max_retries: How often to retry, at most as often as the server's policy says.
     """
-    spent, waited = _FailedAttempts(server), 0.0
+    spent, waited, retry = _FailedAttempts(server), 0.0, server.retry.at_most(max_retries)
     for attempt in count(1):
         splitter, parser, payload = new_splitter(), new_parser(), b""
         out, join_surrogates = parser.out, SurrogateJoiner()
@@ -127,7 +130,7 @@ async def stream_reply(
             yield Replied(spent.add_to(with_own_tool_names(out.build(), tools)))
             return
         spent.add(out)
-        wait = server.retry.wait(failure, attempt, waited)
+        wait = retry.wait(failure, attempt, waited)
         if wait is None:
             raise failure.to_error(server.full_name, spent.usage)
         yield ReplyRetried(failure.kind, failure.message, attempt, wait)

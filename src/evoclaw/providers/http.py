@@ -10,7 +10,8 @@ from io import BytesIO
 from time import time
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
 
 from evoclaw.core.errors import ProviderErrorKind
 from evoclaw.providers.errors import AttemptFailed, error_response, one_line
@@ -49,6 +50,12 @@ class RetryPolicy(Struct, frozen=True):
     """Seconds of the longest wait; if the server asks for more, there is no retry."""
     budget: float = 90.0
     """Seconds of all waits together."""
+
+    def at_most(self, retries: int | UnsetType) -> RetryPolicy:
+        """The same policy with at most so many retries."""
+        if retries is UNSET or retries + 1 >= self.attempts:
+            return self
+        return msgspec.structs.replace(self, attempts=retries + 1)
 
     def wait(self, failure: AttemptFailed, attempt: int, waited: float) -> float | None:
         """Seconds to wait after failed attempt number `attempt`; None: do not retry."""

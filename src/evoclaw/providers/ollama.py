@@ -87,6 +87,7 @@ class OllamaProvider:
             LineSplitter,
             lambda: _LineParser(model),
             request.tools,
+            request.max_retries,
         )
 
     def _body(self, request: Request) -> bytes:

@@ -88,6 +88,7 @@ class OpenAIProvider:
             EventSplitter,
             lambda: _ChunkParser(model),
             request.tools,
+            request.max_retries,
         )
 
     def _body(self, request: Request) -> bytes:

@@ -88,6 +88,7 @@ class OpenAIResponsesProvider:
             EventSplitter,
             lambda: _ResponseParser(model),
             request.tools,
+            request.max_retries,
         )
 
     def _body(self, request: Request) -> bytes:

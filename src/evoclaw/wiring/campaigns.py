@@ -236,7 +236,7 @@ async def open_campaign_parts(env: Mapping[str, str]) -> AsyncGenerator[Campaign
         toolbox = await stack.enter_async_context(open_toolbox(folder, env, key="evolve"))
         agents = defined_agents(env)
         lineage = checked_lineage(
-            database, default_data_folder(env), agents, toolbox.skill_registry, default
+            database, default_data_folder(env), agents, toolbox.skill_registry, providers
         )
         yield CampaignParts(
             env=env, database=database, agents=agents, lineage=lineage, governance=governance,

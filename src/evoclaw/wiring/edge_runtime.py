@@ -89,6 +89,7 @@ async def open_edge_runtime(
         ports = replace(ports, sinks=(*ports.sinks, tracing.every_run(config.agent_id)))
     model = PromptModel(
         tuple(name.strip() for name in config.model.name.split(",")) if has_model else (),
+        config.model.max_retries if has_model else None,
         partial(model_steps, named=config.tools.only),
         None if added is None else added.skills,
     )

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from evoclaw.observe.audit.writer import Audit
     from evoclaw.orchestrator.fleet.genome_rollout import GenomeRollouts
     from evoclaw.orchestrator.orchestrator import Orchestrator
+    from evoclaw.providers.cache import ProviderCache
     from evoclaw.skills.registry import SkillRegistry
     from evoclaw.store.databases.database import Database
     from evoclaw.wiring.run_factory import RunFactory
@@ -23,8 +24,8 @@ def genome_lineage(
     database: Database, home: Path, agents: Mapping[str, Agent], run_factory: RunFactory
 ) -> GenomeLineage:
     """The lineages in the database of a service."""
-    registry, default = run_factory.toolbox.skill_registry, run_factory.providers.default
-    return checked_lineage(database, home, agents, registry, default)
+    registry = run_factory.toolbox.skill_registry
+    return checked_lineage(database, home, agents, registry, run_factory.providers)
 
 
 def signed_lineage(
@@ -47,7 +48,7 @@ def checked_lineage(
     home: Path,
     agents: Mapping[str, Agent],
     registry: SkillRegistry,
-    default_model: str,
+    providers: ProviderCache,
 ) -> GenomeLineage:
     """The lineages in a database; a new genome must be one that its agent may have."""
     from evoclaw.core.errors import AgentNotFound
@@ -58,7 +59,13 @@ def checked_lineage(
         if agent is None:
             raise AgentNotFound(name, tuple(agents))
         skills = [skill.name for skill in registry.skills()]
-        check_genome(agent, genome, skills=skills, default_model=default_model)
+        check_genome(
+            agent,
+            genome,
+            skills=skills,
+            default_model=providers.default,
+            max_retries=providers.max_retries,
+        )
 
     return signed_lineage(database, home, check)
 

@@ -27,13 +27,26 @@ def tune(agent: Agent, genome: Genome) -> Agent:
 
 
 def check_genome(
-    agent: Agent, genome: Genome, *, skills: Sequence[str], default_model: str
+    agent: Agent,
+    genome: Genome,
+    *,
+    skills: Sequence[str],
+    default_model: str,
+    max_retries: int | None = None,
 ) -> None:
-    """Refuse a genome that the configuration of an agent does not allow, with `ToolFailure`."""
+    """Refuse a genome that the configuration of an agent does not allow, with `ToolFailure`.
+
+    Args:
+        agent: As configured.
+        genome: What it would be tuned with.
+        skills: The names of the skills that it has.
+        default_model: The model of agents that name none.
+        max_retries: The configured retries of a failed request; None: not checked.
+    """
     check_skills(genome, skills)
     check_new_skills(genome, skills)
     check_models(genome, (agent.model or default_model).split(","))
-    check_limits(genome, run_limits(agent.settings))
+    check_limits(genome, {**run_limits(agent.settings), "model_retries": max_retries})
 
 
 def ordered_models(models: str, order: Sequence[str]) -> str:
