@@ -82,6 +82,11 @@ async def test_only_names_the_offered_tools_added_ones_included(
         found = await tools_of(tmp_path, f'{only}skills_path = "skills"')
     assert found == {"read", "weather", "artifact"}
     assert "unknown tool 'later'" in caplog.text, "a skill may still add it"
+    skill = '[tools]\nonly = ["read", "skill"]\n'
+    with pytest.raises(ConfigError, match="unknown tool 'skill'"):
+        await tools_of(tmp_path, skill)
+    model = '[model]\nname = "ollama/small"\n'
+    assert await tools_of(tmp_path, skill + model) == {"read", "artifact"}, "only its model has it"
 
 
 async def test_a_built_in_tool_is_replaced_only_by_the_programs_of_bin(tmp_path: Path) -> None:
