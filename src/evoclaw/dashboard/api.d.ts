@@ -713,6 +713,7 @@ declare namespace Api {
     evidence?: boolean;
     max_call_seconds?: number;
     tool_prompt?: string;
+    model_retries?: number;
     genome?: string;
   }
 
