@@ -61,8 +61,8 @@ Write one line that would have prevented the mistakes: a sentence that tells the
 It must help with other tasks of this kind, too: do not name single tasks, and do not give their
 answers. At most {limit} characters.
 
-Answer with the line between <line> and </line>. To replace a line, begin with its number and a
-colon; without a number, it is added."""
+Answer with the line between <line> and </line>. To replace a line, put its number and a colon
+first; without a number, it is added."""
 MAX_LINE_CHARS = 400
 _NUMBERED_LINE = re.compile(r"(?:(\d{1,4})\s*:\s*)?((?!\d+\s*:?\s*$)\S.*)")
 _Result = TypeVar("_Result")
