@@ -191,7 +191,8 @@ async def test_the_genome_of_an_edge_is_shown_changed_and_rolled_back(tmp_path: 
         patch = {"max_turns": 10, "notes": None}
         assert await parsed(place, "genome", "diff", "garage", "2", "1") == patch
         back = await parsed(place, "genome", "rollback", "garage", "0")
-        assert (back["version"], back["restored"], back["genome"]["max_turns"]) == (5, 0, 10)
+        assert (back["version"], back["restored"]) == (5, 3), "the last one with this content"
+        assert back["genome"]["max_turns"] == 10
         assert (await place.type("genome", "verify", "garage")).code == exits.OK
         for refused, said in (
             ({"models": ["x"]}, "This agent is not configured with the model 'x'"),
