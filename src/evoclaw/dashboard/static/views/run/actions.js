@@ -24,11 +24,12 @@ export function actions(page) {
   const write = may("runs:write");
   stop.hidden = true;
   page.rating.offer(false);
-  return [write && stop,
+  // What comes and goes is first: the row ends at the right, so the others keep their places.
+  return [write && stop, page.rating.element,
     write && button("Fork…", () => page.fork()),
     button("Check replay", () => checkReplay(view.run_id, signal)),
     button("Compare…", () => chooseOther(view, signal)),
-    button("Download", () => download(view.run_id, signal)), page.rating.element];
+    button("Download", () => download(view.run_id, signal))];
 }
 
 /**
