@@ -160,8 +160,8 @@ def _ended_round(
 ) -> LineageEntry | None:
     """The last round of proposers, if another one would end as it did.
 
-    It was today, the genome is still the one they saw, nobody has requested another round since,
-    and the budget allows nothing more. If the reflecting model did not answer, it is the same.
+    It was today, the genome is still the one they saw, no other round was requested since, and the
+    budget allows nothing more. If the reflecting model did not answer, it is the same.
     """
     start = now - now % DAY_S
     for entry in reversed(entries):

@@ -21,7 +21,7 @@ def case_approver(case: CaseFile, recorded: RecordedResults | None) -> Approver:
 class CaseApprover:
     """Approves calls that the record can answer or, if calls are executed, of tools in `approve`.
 
-    A policy that denies a call asks nobody, so the call stays denied.
+    A call that a policy denies stays denied: it needs no approval.
     """
 
     case: CaseFile

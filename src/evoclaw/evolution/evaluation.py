@@ -204,22 +204,23 @@ def summed_up(attempts: Sequence[Attempt]) -> Evaluation:
 
 def lineage_scores(done: Evaluation, release: str = "") -> dict[str, JSON]:
     """What the lineage records of an evaluation: the figures, not the runs."""
-    scores: dict[str, JSON] = {
+    scores = {**total_scores(done), "cases": msgspec.to_builtins(done.cases)}
+    return scores | ({"release": release} if release else {})
+
+
+def total_scores(done: Evaluation) -> dict[str, JSON]:
+    """The figures of all cases together, and with what and where they were run."""
+    models = dict.fromkeys(attempt.model for attempt in done.attempts if attempt.model)
+    return {
         **msgspec.to_builtins(done.total),
-        "cases": msgspec.to_builtins(done.cases),
         "splits": msgspec.to_builtins(done.splits),
         "cost": done.cost,
         "coverage": done.coverage,
         "recorded": done.recorded,
-        **where_it_ran(done),
+        "model": ", ".join(models),
+        "host": gethostname(),
+        "evoclaw_version": VERSION,
     }
-    return scores | ({"release": release} if release else {})
-
-
-def where_it_ran(done: Evaluation) -> dict[str, JSON]:
-    """With which model, on which machine and with which EvoClaw an evaluation was run."""
-    models = dict.fromkeys(attempt.model for attempt in done.attempts if attempt.model)
-    return {"model": ", ".join(models), "host": gethostname(), "evoclaw_version": VERSION}
 
 
 def _rates(attempts: Sequence[Attempt], key: Callable[[Attempt], str]) -> dict[str, Rate]:

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 
-import msgspec
-
 from evoclaw.core.agent import Agent
 from evoclaw.core.errors import EvoClawError
 from evoclaw.core.events import Replied
 from evoclaw.core.evolution_settings import AgentEvolution
 from evoclaw.core.genome import Genome
 from evoclaw.core.history import History
-from evoclaw.core.messages import JSON, user
+from evoclaw.core.messages import user
 from evoclaw.core.ports import Provider, Request
 from evoclaw.core.tools import Tool
 from evoclaw.evolution.campaign import Spent, budget_problem, spent_today
 from evoclaw.evolution.cases import CaseFile, Split
 from evoclaw.evolution.engine import SpendingMeter
-from evoclaw.evolution.evaluation import Evaluation, evaluate, where_it_ran
+from evoclaw.evolution.evaluation import Evaluation, evaluate, total_scores
 from evoclaw.evolution.lineage import GenomeLineage
 from evoclaw.evolution.lineage_entries import OnEntry
 from evoclaw.evolution.proposals import CampaignBudgetSpent, ProposerContext, ReflectionFailed
@@ -80,15 +78,7 @@ class ProposerContexts:
             async with self._open_runner(tried) as open_run:
                 done = await evaluate(chosen, open_run)
             meter.add(Spent(len(done.attempts), done.cost))
-            scores: dict[str, JSON] = {
-                **msgspec.to_builtins(done.total),
-                "splits": msgspec.to_builtins(done.splits),
-                "cost": done.cost,
-                "coverage": done.coverage,
-                "recorded": done.recorded,
-                **where_it_ran(done),
-                **meter.take().evidence(),
-            }
+            scores = total_scores(done) | meter.take().evidence()
             entry = await self._lineage.add_evaluation(self._agent.name, tried, scores, by=proposer)
             await self._on_entry(entry)
             return done

@@ -236,7 +236,7 @@ def _named_tools(
 ) -> NamedTools:
     """The step of `[tools] only`; a name that no tool can ever have is an error.
 
-    The model of an edge loads skills with a tool that the edge offers to nobody else.
+    The model of an edge loads skills with a tool that the edge offers to no other caller.
     """
     from evoclaw.core.tools import UNDO_TOOL
     from evoclaw.edge.outputs import TOOL_NAME
