@@ -3,7 +3,8 @@
     python examples/evolution/scripted_model.py 8123
 
 It speaks the chat-completions dialect. Asked for a sum, it answers with a whole sentence, unless
-its instructions say "result only". Asked to improve a text, it suggests one that says so.
+its instructions say "result only" or "few words". Asked to improve a text, it suggests one that
+says so.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def answer(messages: list[dict[str, Any]]) -> str:
     if asked is None:
         return "I only add."
     result = int(asked[1]) + int(asked[2])
-    is_brief = any("result only" in text for text in texts)
+    is_brief = any(word in text for text in texts for word in ("result only", "few words"))
     return str(result) if is_brief else f"Let me think. The sum is {result}, I believe."
 
 

@@ -97,6 +97,20 @@ async def ask(up: UpProcess) -> str:
     return ran.out.strip()
 
 
+async def test_a_shipped_rule_is_found_by_command_and_no_model_is_asked_for_texts(
+    tmp_path: Path,
+) -> None:
+    async with adder(tmp_path) as up:
+        assert 'proposers = ["gepa"]' in SETTINGS
+        up.configure(SETTINGS.replace('"gepa"', '"rules"'))
+        ran = await typed(up, "evoclaw evolve adder")
+        assert re.search(r"candidate \d+ waits for an approval", ran.out), (ran.out, ran.err)
+        (candidate,) = await candidates(up)
+        rule = "Answer with what was asked for, in as few words as possible."
+        assert candidate["genome"]["notes"] == [rule]
+        assert candidate["results"]["validation"]["evidence"]["candidate"]["rate"] == 1.0
+
+
 async def test_the_guide_leads_from_a_bad_prompt_to_a_promoted_one(tmp_path: Path) -> None:
     async with adder(tmp_path) as up:
         before = await typed(up, "evoclaw eval adder")

@@ -34,7 +34,7 @@ from evoclaw.evolution.recorded_results import RecordedResults
 from evoclaw.governance.autonomy import Autonomy, Level
 from evoclaw.orchestrator.agents.tuning import tune
 from evoclaw.providers.scripted import Scripted
-from evoclaw.providers.text_calls import TextCallProvider, shipped_tool_prompt
+from evoclaw.providers.text_calls import Style, TextCallProvider, shipped_tool_prompt
 from evoclaw.tools.fake import FakeOps
 
 Rule: TypeAlias = Callable[[Request], Reply]
@@ -102,7 +102,7 @@ class Campaign:
     tools: Sequence[Tool] = ()
     traces: Sequence[RunTrace] = ()
     calls: CallStyle = CallStyle.NATIVE
-    """Of the agent's model: native, or JSON in its text."""
+    """Of the agent's model."""
     budget: int = 10_000
     """Runs of cases."""
     runs: int = 0
@@ -135,7 +135,9 @@ class Campaign:
         agent, recorded = tune(self.agent, genome), RecordedResults(case)
         executor = _TunedResults(recorded, genome)
         model = RuleModel(self.rule)
-        provider = TextCallProvider(model, "json") if self.calls is CallStyle.JSON else model
+        styles: dict[CallStyle, Style] = {CallStyle.JSON: "json", CallStyle.TEXT: "hermes"}
+        style = styles.get(self.calls)
+        provider = TextCallProvider(model, style) if style else model
         ports = Ports(provider, executor, Autonomy(Level.FULL))
         state = new_run([SystemMessage(agent.prompt), user(case.case.message)])
         yield CaseRun(state, ports, agent.settings, FakeOps(), recorded)

@@ -21,6 +21,8 @@ class ProposerName(StrEnum):
 
     NUMBERS = "numbers"
     """Searches numbers such as the temperature."""
+    RULES = "rules"
+    """Tries rules of this release as notes, or as lines of the tool prompt; asks no model."""
     DESCRIPTIONS = "descriptions"
     """Rewrites tool descriptions from recorded argument errors."""
     SKILLS = "skills"

@@ -120,12 +120,12 @@ def test_a_proposer_cannot_be_given_a_case_of_another_split(split: str) -> None:
 
 
 def test_proposers_are_found_by_name_in_their_order() -> None:
-    names = ["skills", "numbers", "descriptions", "gepa", "numbers"]
-    assert [proposer.name for proposer in proposers_by_name(names)] == names[:4]
+    names = ["skills", "numbers", "descriptions", "gepa", "rules", "numbers"]
+    assert [proposer.name for proposer in proposers_by_name(names)] == names[:5]
     with pytest.raises(ConfigError) as caught:
         proposers_by_name(["numbers", "magic"])
     assert str(caught.value) == (
-        "unknown proposer 'magic'; the proposers are numbers, descriptions, skills, gepa"
+        "unknown proposer 'magic'; the proposers are numbers, rules, descriptions, skills, gepa"
     )
 
 

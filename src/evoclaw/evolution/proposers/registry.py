@@ -30,10 +30,12 @@ def _makers() -> Mapping[str, Callable[[], Proposer]]:
     from evoclaw.evolution.proposers.description_repair import DescriptionRepair
     from evoclaw.evolution.proposers.gepa_search import GepaSearch
     from evoclaw.evolution.proposers.number_search import NumberSearch
+    from evoclaw.evolution.proposers.rule_search import RuleSearch
     from evoclaw.evolution.proposers.skill_distiller import SkillDistiller
 
     return {
         "numbers": NumberSearch,
+        "rules": RuleSearch,
         "descriptions": DescriptionRepair,
         "skills": SkillDistiller,
         "gepa": GepaSearch,

@@ -16,6 +16,8 @@ from evoclaw.evolution.evaluation import Attempt, Evaluation, summed_up
 from evoclaw.evolution.proposals import Proposal, ProposerContext, SearchEnded
 
 _log = logging.getLogger(__name__)
+BATCH_CASES = 10
+"""Cases that are run before it is decided whether to run more."""
 SAVING_SHARE = 0.1
 """The part of the cost, or of the turns, that counts as a saving."""
 
@@ -84,24 +86,25 @@ class TrainScores:
         """The failed attempts of the current genome."""
         return [attempt for attempt in (await self.before()).attempts if not attempt.passed]
 
-    async def compare(self, genome: Genome, *, screen: bool = True) -> Comparison | None:
+    async def compare(
+        self, genome: Genome, *, screen: bool = True, above: float = 0.0
+    ) -> Comparison | None:
         """Compare a genome with the current one.
 
-        Cases that fail now are run first. With `screen`, None if none of them gets better: the
-        others are not run then.
+        Cases that fail now are run first. With `screen`, None as soon as it cannot gain more than
+        `above` any more: a case that always passes now can only get worse.
         """
         before = await self.before()
         failing = [name for name in self._names if before.cases[name].rate < 1]
         passing = [name for name in self._names if name not in failing]
+        size = BATCH_CASES if screen else max(len(passing), 1)
+        batches = [passing[first : first + size] for first in range(0, len(passing), size)]
         attempts: list[Attempt] = []
-        if failing:
-            first = await self._context.evaluate(genome, failing)
-            attempts += first.attempts
-            if screen and not any(first.cases[n].rate > before.cases[n].rate for n in failing):
+        for batch in [failing, *batches] if failing else batches:
+            attempts += (await self._context.evaluate(genome, batch)).attempts
+            if screen and failing and _compared(before, attempts).gain <= above:
                 return None
-        if passing:
-            attempts += (await self._context.evaluate(genome, passing)).attempts
-        return _compared(before, summed_up(attempts), self._names)
+        return _compared(before, attempts)
 
 
 def patched(context: ProposerContext, patch: Mapping[str, JSON]) -> Genome | None:
@@ -113,8 +116,10 @@ def patched(context: ProposerContext, patch: Mapping[str, JSON]) -> Genome | Non
     return genome if genome.digest != context.genome.digest else None
 
 
-def _compared(before: Evaluation, after: Evaluation, names: Sequence[str]) -> Comparison:
-    changes = {name: after.cases[name].rate - before.cases[name].rate for name in names}
+def _compared(before: Evaluation, attempts: Sequence[Attempt]) -> Comparison:
+    """The cases of these attempts, beside how they went before."""
+    after = summed_up(attempts)
+    changes = {name: case.rate - before.cases[name].rate for name, case in after.cases.items()}
     return Comparison(
         fixed=tuple(name for name, change in changes.items() if change > 0),
         broken=tuple(name for name, change in changes.items() if change < 0),
