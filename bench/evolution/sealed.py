@@ -1,9 +1,9 @@
 """Real text, real small model: evolve texts on BFCL entries, and open the sealed entries once.
 
-Proposers see the train entries only: `gepa`, with a model on this machine that reflects, and sets
-of examples made from train entries. Their candidates pass the static stage and the validation of
-the real gate, on entries that no proposer has seen. Then the sealed entries are run before and
-after, with the evolved model and with another one.
+Proposers see the train entries only: the shipped search over rules, sets of examples made from
+train entries, and `gepa`, with a model on this machine that reflects. Their candidates pass the
+static stage and the validation of the real gate, on entries that no proposer has seen. Then the
+sealed entries are run before and after, with the evolved model and with another one.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ from evoclaw.evolution.gate.leaks import LeakCheck
 from evoclaw.evolution.gate.sequential_test import level_of
 from evoclaw.evolution.gate.static import NEEDS_PERSON, static_result
 from evoclaw.evolution.gate.validation import ValidationSettings, validate
-from evoclaw.evolution.proposals import Proposal, ProposerContext
+from evoclaw.evolution.proposals import Proposal, Proposer, ProposerContext
 from evoclaw.evolution.proposers.gepa_search import GepaSearch
+from evoclaw.evolution.proposers.rule_search import RuleSearch
 from evoclaw.orchestrator.agents.tuning import check_genome
 from evoclaw.providers.registry import ProviderOptions, open_provider
 
@@ -66,6 +67,8 @@ STORE = Path(__file__).with_name("sealed_runs.jsonl")
 """In the project: the figures come from it, and an interrupted measurement continues there."""
 MAX_GEPA_RUNS = 600
 EXAMPLE_SETS = 6
+PROPOSERS = ("rules", "examples", "gepa")
+"""The cheap ones first: candidates are validated until one passes."""
 SEARCHED_TOOLS = 2
 MAX_REFLECTION_TOKENS = 512
 REFLECTION_TEMPERATURE = 0.7
@@ -87,6 +90,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--reflect", help="Model that writes new texts: GGUF file or PROVIDER/MODEL [--model]")
     for split in (Split.TRAIN, Split.VALIDATION):
         add(f"--{split}", type=int, default=SIZES[split], help=f"Entries [{SIZES[split]}]")
+    how = f"What searches, in this order [{' '.join(PROPOSERS)}]"
+    add("--proposers", nargs="+", choices=PROPOSERS, default=PROPOSERS, metavar="NAME", help=how)
     add("--runs", type=int, default=MAX_GEPA_RUNS, help=f"Runs of gepa [{MAX_GEPA_RUNS}]")
     add("--examples", type=int, default=EXAMPLE_SETS, help=f"Example sets [{EXAMPLE_SETS}]")
     add("--parallel", type=int, default=1, help="Requests at the same time [1]")
@@ -153,11 +158,10 @@ async def _measure(
 
 
 async def _open(spec: str, runs: EntryRuns, outcome: Outcome, entries: Sequence[Entry]) -> Opened:
-    """Run sealed entries, without and with the best candidate."""
-    before = await runs.run_all(CONFIGURED, entries)
-    best = outcome.best
-    after = await runs.run_all(best.genome, entries) if best else before
-    return Opened(result_name(spec), entries, before, after)
+    """Run sealed entries, each without and with the best candidate."""
+    genomes = [CONFIGURED, *([outcome.best.genome] if outcome.best else ())]
+    found = await runs.run_all(genomes, entries)
+    return Opened(result_name(spec), entries, found[0], found[-1])
 
 
 @dataclass
@@ -264,11 +268,12 @@ async def evolve(
     )
     outcome, validated = Outcome(), 0
     leaks = LeakCheck(cases)
-    proposers = (
-        GepaSearch(max_runs=chosen.runs),
-        ExampleSets(splits[Split.TRAIN], chosen.examples),
-    )
-    for proposer in proposers:
+    proposers: dict[str, Proposer] = {
+        "rules": RuleSearch(),
+        "examples": ExampleSets(splits[Split.TRAIN], chosen.examples),
+        "gepa": GepaSearch(max_runs=chosen.runs),
+    }
+    for proposer in (proposers[name] for name in chosen.proposers):
         async for proposal in proposer.propose(context):
             genome = merged(CONFIGURED, proposal.patch, CONFIGURED, AGENT_TUNABLES)
             static = _static(genome, proposal, leaks, runs.tool_prompt)

@@ -213,20 +213,30 @@ class EntryRuns:
             print(text, file=sys.stderr, flush=True)
         return found
 
-    async def run_all(self, genome: Genome, entries: Sequence[Entry]) -> list[JudgedRun]:
-        """Run entries, some at the same time."""
-        tasks: list[asyncio.Task[JudgedRun]] = []
+    async def run_all(
+        self, genomes: Sequence[Genome], entries: Sequence[Entry]
+    ) -> list[list[JudgedRun]]:
+        """Run entries, some at the same time; the runs of each genome.
+
+        The genomes of an entry run one after the other: where their texts begin alike, the server
+        has read the beginning already.
+        """
+
+        async def run_each(entry: Entry) -> list[JudgedRun]:
+            return [await self.run(genome, entry) for genome in genomes]
+
+        tasks: list[asyncio.Task[list[JudgedRun]]] = []
         try:
             async with asyncio.TaskGroup() as group:
-                tasks += [group.create_task(self.run(genome, entry)) for entry in entries]
+                tasks += [group.create_task(run_each(entry)) for entry in entries]
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
-        return [task.result() for task in tasks]
+        return [list(found) for found in zip(*(task.result() for task in tasks), strict=True)]
 
     async def evaluate(self, genome: Genome, names: Sequence[str]) -> Evaluation:
         """What a proposer sees of train entries: the functions, the calls, and the right ones."""
         entries = [self._entries[name] for name in names]
-        runs = await self.run_all(genome, entries)
+        (runs,) = await self.run_all([genome], entries)
         return summed_up(
             [
                 Attempt(

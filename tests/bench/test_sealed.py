@@ -29,6 +29,7 @@ from bench.evolution.sealed_examples import example_of
 
 from evoclaw.core.profile import CallStyle
 from evoclaw.evolution.cases import Split
+from evoclaw.evolution.proposers.rule_search import shipped_rules
 from evoclaw.providers.text_calls import shipped_tool_prompt
 from tests.support.model_server import ModelServer, model_server
 from tests.support.weights import VARIABLE
@@ -230,6 +231,15 @@ async def test_a_candidate_that_breaks_an_entry_is_promoted_only_if_a_person_all
         allowed = await measure(server, store, "--allow", broken["id"])
     assert RULE in allowed["sealed_promoted"]["prompt"]
     assert allowed["sealed_after"] == 1.0
+
+
+async def test_a_shipped_rule_is_found_without_a_model_that_reflects(tmp_path: Path) -> None:
+    server, rule = PlantedServer(), shipped_rules()[1].text
+    server.reflects, server.follows = False, rule
+    async with model_server(server):
+        figures = await measure(server, tmp_path / "runs.jsonl", "--proposers", "rules", "gepa")
+    assert figures["sealed_promoted"] == {"notes": [rule]}
+    assert (figures["sealed_before"], figures["sealed_after"]) == (0.25, 1.0)
 
 
 async def test_examples_of_train_entries_are_found_without_a_model_that_reflects(
