@@ -22,7 +22,7 @@ from evoclaw.api.routes.parameters import (
     EdgeId,
 )
 from evoclaw.api.routes.tools_skills_memory import ToolView, tool_view
-from evoclaw.core.errors import ConfigError
+from evoclaw.core.errors import ConfigError, ToolFailure
 from evoclaw.edge.joining import join_command, join_link, qr_rows
 from evoclaw.orchestrator.fleet.fleet import Member
 from evoclaw.orchestrator.people.access import Caller, TokenScope
@@ -199,6 +199,14 @@ def _edges(parts: ApiDependencies, caller: Caller, after: str, limit: int) -> li
     ]
 
 
+def _no_pong(agent_id: str, why: str) -> ApiError:
+    return ApiError(
+        409,
+        "no_answer",
+        f"The edge {agent_id!r} did not answer the ping: {why} If it stays silent, restart it.",
+    )
+
+
 def _edge(parts: ApiDependencies, caller: Caller, agent_id: str) -> EdgeView:
     orchestrator = require(parts.orchestrator, "edges")
     member = orchestrator.fleet.find(agent_id)
@@ -247,13 +255,14 @@ async def ping_edge(parts: InjectedDependencies, caller: InjectedCaller, agent_i
             409, "offline", f"The edge {agent_id!r} is offline. Start it, then try again."
         )
     started_at = time.monotonic()
-    outcome = await require(parts.orchestrator, "edges").query(
-        agent_id, "ping", seconds=PING_TIMEOUT_S
-    )
-    if outcome.error:
-        raise ApiError(
-            409, "no_answer", f"The edge {agent_id!r} did not answer the ping: {outcome.error}"
+    try:
+        outcome = await require(parts.orchestrator, "edges").query(
+            agent_id, "ping", seconds=PING_TIMEOUT_S
         )
+    except ToolFailure as failure:
+        raise _no_pong(agent_id, failure.message) from None
+    if outcome.error:
+        raise _no_pong(agent_id, outcome.error)
     return Pong(agent_id, round(time.monotonic() - started_at, 4))
 
 
