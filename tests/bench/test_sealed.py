@@ -309,7 +309,7 @@ def test_an_example_has_the_first_right_value_of_each_argument() -> None:
     arguments = {"a": [1, 2], "left_out": ["", 5], "items": [[{"k": ["x", "y"]}], []]}
     assert first_value(arguments) == {"a": 1, "items": [{"k": "x"}]}
     assert example_of(entry_of("simple", 3)) == (
-        'Example: Measure simple 3, please. -> [{"name": "tape.measure", '
+        'Example: Measure simple 3, please. -> [{"name": "tape_measure", '
         '"arguments": {"length": 3}}]'
     )
     assert "call none" in example_of(entry_of("irrelevance", 3))

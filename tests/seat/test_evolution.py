@@ -297,6 +297,37 @@ async def test_what_ended_a_search_early_is_the_status_of_the_campaign(tmp_path:
         assert sum(runs) <= 6 + 3 * 3, "three questions, then it ends"
 
 
+async def test_a_promoted_genome_is_watched_also_while_no_proposer_can_be_asked(
+    tmp_path: Path,
+) -> None:
+    quick = SETTINGS.replace("canary_runs = 3", "canary_runs = 1").replace(
+        "shadow_runs = 2", "shadow_runs = 0"
+    )
+    async with adder(tmp_path) as up:
+        up.configure(quick)
+        assert (await up.shell.type("evolve", "adder")).code == exits.OK
+        (candidate,) = await candidates(up)
+        number = str(candidate["number"])
+        approved = await up.shell.type("evolve", "approve", "adder", number, "--reason", "short")
+        assert approved.code == exits.OK, approved.err
+        up.configure(f'{quick}watch_runs = 2\nmodel = "nosuch/xx"\n')
+        client = await up.start()
+        campaign = ok(await client.get("/v1/agents/adder/campaign"))
+        assert "unknown provider for model 'nosuch/xx'" in campaign["problems"][0]
+        assert await ask(up) == "2"
+        await wait_for_stage(up, "promoted")
+        assert await ask(up) == "2"
+        run = ok(await client.get("/v1/runs?limit=1"))["items"][0]["run_id"]
+        rated = await up.shell.type("runs", "rate", run, "bad", "too short")
+        assert rated.code == exits.OK, rated.err
+
+        async def rolled_back() -> bool:
+            return (await candidates(up))[0]["state"] == "rolled_back"
+
+        await until(rolled_back, SLOW_S, "the promotion was taken back")
+        assert "evolution asks for no proposals" in up.output()
+
+
 async def test_wrong_settings_and_names_say_what_to_do(tmp_path: Path) -> None:
     async with adder(tmp_path) as up:
         unknown = await up.shell.type("evolve", "list", "nobody")

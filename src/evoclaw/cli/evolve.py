@@ -192,7 +192,7 @@ async def _ask_service(
 
 async def _drive(agent: str, *, dry_run: bool, as_json: bool) -> int:
     """Drive the campaign in this process, as no service runs here."""
-    from evoclaw.core.errors import EvoClawError
+    from evoclaw.core.errors import ConfigError, EvoClawError
     from evoclaw.wiring.campaigns import campaigns, evolution_lease, open_campaign_parts
 
     async with open_campaign_parts(os.environ) as parts:
@@ -203,6 +203,8 @@ async def _drive(agent: str, *, dry_run: bool, as_json: bool) -> int:
             entries = await parts.lineage.history(agent)
             _print_candidates(entries, agent, status.summary, as_json=as_json)
             return exits.OK
+        if problem := parts.problem(agent):
+            raise ConfigError(problem)
         engine, lease = parts.engine(agent), evolution_lease(agent, parts.database)
         if not await lease.try_acquire():
             why = await _ask_driver(parts, agent)

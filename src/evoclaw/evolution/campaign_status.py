@@ -94,7 +94,7 @@ class CampaignStatus(Struct, frozen=True, kw_only=True):
     max_cost: float | None
     """Its limit; null: none."""
     problems: tuple[str, ...]
-    """Missing cases, and names in the settings that match nothing here."""
+    """Why proposers cannot be asked, missing cases, names in the settings that match nothing."""
 
 
 class Campaigns:
@@ -107,6 +107,7 @@ class Campaigns:
         settings: Callable[[str], AgentEvolution],
         *,
         stopped: Callable[[str], str] = lambda agent: "",
+        problem: Callable[[str], str] = lambda agent: "",
         has_sessions: Callable[[str], Awaitable[bool]],
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -117,11 +118,13 @@ class Campaigns:
             cases: The cases.
             settings: The settings of an agent, as they are now.
             stopped: Says why a person stopped an agent; empty if none did.
+            problem: Says why the proposers of an agent cannot be asked; empty if they can.
             has_sessions: Whether a tenant has any session.
             clock: The time in seconds since 1970.
         """
         self._lineage, self._cases, self._settings = lineage, cases, settings
-        self._stopped, self._has_sessions, self._clock = stopped, has_sessions, clock
+        self._stopped, self._problem = stopped, problem
+        self._has_sessions, self._clock = has_sessions, clock
 
     async def status(self, agent: str) -> CampaignStatus:
         """What is done next for an agent, or why nothing is."""
@@ -174,7 +177,8 @@ class Campaigns:
     async def _problems(self, agent: str, settings: AgentEvolution) -> tuple[str, ...]:
         found, _ = await asyncio.to_thread(self._cases.read)
         own = {case.name: case.case.split for case in found if case.case.agent in ("", agent)}
-        problems = [
+        problems = [problem] if (problem := self._problem(agent)) else []
+        problems += [
             f"agent {agent!r} has no {split} case: add some with "
             f"`evoclaw cases add RUN --split {split}`"
             for split in (Split.TRAIN, Split.VALIDATION)

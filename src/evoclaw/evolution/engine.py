@@ -127,7 +127,7 @@ class EvolutionEngine:
             agent: Whose genome evolves.
             lineage: The only record of the campaign.
             settings: The settings of now; they may be reloaded.
-            proposers: What suggests changes, in order.
+            proposers: What suggests changes, in order; none: what was proposed is still judged.
             open_context: What a proposer may use.
             checks: What judges a candidate at each stage; `approval` has none.
             watch: Compares the runs after a promotion with those before.
@@ -220,6 +220,8 @@ class EvolutionEngine:
                 await self._promote(candidate, number)
                 return True
             case Propose():
+                if not self._proposers:
+                    return False
                 await self._propose()
                 return True
             case Wait():

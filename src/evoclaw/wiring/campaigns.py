@@ -61,23 +61,39 @@ class CampaignParts:
     tools: Callable[[str], Sequence[Tool]]
     """What an agent is offered, with the tools' own descriptions."""
 
-    def engine(self, name: str) -> EvolutionEngine:
-        """The engine of an agent; `ConfigError` if a proposer or its model cannot be used."""
+    def problem(self, name: str) -> str:
+        """Why the proposers of an agent, or the model that they ask, cannot be used; or empty."""
         from evoclaw.core.errors import ConfigError
+        from evoclaw.evolution.proposers.registry import proposers_by_name
+        from evoclaw.providers.cache import UnavailableModel
+
+        evolution = self.settings(name)
+        try:
+            proposers_by_name(evolution.proposers)
+        except ConfigError as problem:
+            return f"agent {name!r}: [agents.evolution] proposers: {problem}"
+        if reflecting := evolution.model:
+            provider = self.provider(reflecting)
+            if isinstance(provider, UnavailableModel):
+                return f"agent {name!r}: [agents.evolution] model: {provider.reason}"
+        return ""
+
+    def engine(self, name: str) -> EvolutionEngine:
+        """The engine of an agent.
+
+        If there is a `problem`, it does not ask for proposals, and does all else: candidates are
+        judged, and a promoted one is watched.
+        """
         from evoclaw.evolution.engine import EvolutionEngine
         from evoclaw.evolution.proposer_context import ProposerContexts
         from evoclaw.evolution.proposers.registry import proposers_by_name
         from evoclaw.evolution.stages import GateStages
-        from evoclaw.providers.cache import UnavailableModel
 
         def settings() -> AgentEvolution:
             return self.settings(name)
 
         real_runs, agent = self._real_runs(name, settings), self.agents[name]
-        if reflecting := agent.evolution.model:
-            provider = self.provider(reflecting)
-            if isinstance(provider, UnavailableModel):
-                raise ConfigError(f"agent {name!r}: [agents.evolution] model: {provider.reason}")
+        usable = () if self.problem(name) else agent.evolution.proposers
         stages = GateStages(
             name, self.lineage, settings, static=self._static_check(name),
             open_runner=lambda genome: self._open_runner(name, genome),
@@ -92,7 +108,7 @@ class CampaignParts:
             on_entry=self.audit.record, clock=time.time,
         )  # fmt: skip
         return EvolutionEngine(
-            name, self.lineage, settings, proposers=proposers_by_name(agent.evolution.proposers),
+            name, self.lineage, settings, proposers=proposers_by_name(usable),
             open_context=contexts.open, checks=stages.checks(), watch=stages.watch,
             stopped=lambda: self.stopped(name), on_entry=self.audit.record,
             recover=lambda: self.audit.recover(name),
@@ -203,6 +219,7 @@ def campaigns(parts: Callable[[], CampaignParts]) -> Campaigns:
     return Campaigns(
         now.lineage, case_folder(now.env), lambda name: parts().settings(name),
         stopped=lambda name: parts().stopped(name),
+        problem=lambda name: parts().problem(name),
         has_sessions=lambda tenant: sessions.of(tenant).is_used(),
     )  # fmt: skip
 
@@ -307,6 +324,8 @@ async def _drive(parts: Callable[[], CampaignParts], name: str) -> None:
             try:
                 engine = parts().engine(name)
                 await lease.acquire()
+                if problem := parts().problem(name):
+                    logger.warning("evolution asks for no proposals: %s", problem)
                 await lease.hold(engine.serve())
             except EvoClawError as problem:
                 logger.warning("evolution of %s: %s", name, problem)
