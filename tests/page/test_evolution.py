@@ -38,7 +38,7 @@ contains = "{text}"
 
 EVIDENCE: dict[str, JSON] = {
     "current": msgspec.to_builtins(wilson(10, 20)),
-    "candidate": msgspec.to_builtins(wilson(19, 20)),
+    "candidate": msgspec.to_builtins(wilson(19, 20)) | {"coverage": 0.5, "recorded": 20},
 }
 
 
@@ -94,7 +94,8 @@ async def test_a_candidate_is_shown_with_its_diff_and_runs_and_is_approved(looke
     change = page.get_by_role("region", name="change of prompt")
     await expect(change.locator(".added")).to_have_text("+Be brief.")
     await expect(page.get_by_role("listitem", name="stage safety")).to_contain_text("passed")
-    await expect(page.get_by_text("95.0 % (76.4 % to 99.1 %), the current genome")).to_be_visible()
+    rate = "95.0 % (76.4 % to 99.1 %), coverage 50.0 %, the current genome 50.0 %"
+    await expect(page.get_by_text(rate)).to_be_visible()
     assert await looker.barriers() == []
 
     await looker.button("Approve…").click()

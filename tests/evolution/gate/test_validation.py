@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from evoclaw.core.messages import is_object
 from evoclaw.evolution.candidates import StageResult
 from evoclaw.evolution.cases import CaseFile
 from evoclaw.evolution.evaluation import OpenRun
@@ -87,6 +88,20 @@ async def test_cases_that_the_record_does_not_answer_do_not_count_for_the_candid
     assert done.evidence["counted"] == 0
     half = ValidationSettings(repeats=1, min_coverage=0.0)
     assert (await judged(planted(SOLVED, argument="other"), settings=half)).passed
+
+
+async def test_the_rates_of_both_genomes_have_their_coverage() -> None:
+    other, right = planted(SOLVED, argument="other"), planted(HARD)
+    half = ValidationSettings(repeats=2, min_coverage=0.0, rechecks=8)
+    evidence = (await judged(other, right, settings=half)).evidence
+    current, candidate = evidence["current"], evidence["candidate"]
+    assert is_object(current) and is_object(candidate)
+    assert (candidate["attempts"], candidate["coverage"], candidate["recorded"]) == (60, 0.0, 60)
+    assert (current["attempts"], current["coverage"], current["recorded"]) == (60, 1.0, 60)
+    without_calls = [case_of(f"v{n:02}", results=[], tools=[]) for n in range(30)]
+    evidence = (await judged(planted(SOLVED), right, cases=without_calls)).evidence
+    assert is_object(candidate := evidence["candidate"])
+    assert (candidate["coverage"], candidate["recorded"]) == (None, 30)
 
 
 async def test_too_few_cases_fail_with_what_to_do() -> None:

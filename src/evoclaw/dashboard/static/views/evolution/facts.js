@@ -70,9 +70,15 @@ export function coverageOf({ coverage, recorded }) {
  * A rate with its interval, and its coverage if there was a record.
  * @param {Api.EvaluationResult} result
  */
-export function scoreText(result) {
-  const covered = coverageOf(result);
-  return rateText(result.total) + (covered === "executed" ? "" : `, coverage ${covered}`);
+export const scoreText = (result) => coveredRate({ ...result.total, ...result });
+
+/**
+ * The same of a rate that has its coverage beside it; entries of older versions have none.
+ * @param {Api.Rate & {coverage?: number|null, recorded?: number|null}} rate
+ */
+export function coveredRate(rate) {
+  const covered = coverageOf({ coverage: rate.coverage ?? null, recorded: rate.recorded ?? null });
+  return rateText(rate) + (covered === "executed" ? "" : `, coverage ${covered}`);
 }
 
 /**
@@ -83,7 +89,7 @@ export function validationText({ stages }) {
   const evidence = stages.find(({ stage }) => stage === "validation")?.evidence || {};
   const { current, candidate } = evidence;
   if (typeof current?.rate !== "number" || typeof candidate?.rate !== "number") return "";
-  return `${rateText(candidate)}, the current genome ${rateText(current)}`;
+  return `${coveredRate(candidate)}, the current genome ${coveredRate(current)}`;
 }
 
 /** Links to runs. @param {string[]} runs */
