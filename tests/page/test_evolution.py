@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -217,6 +218,25 @@ async def test_what_a_proposer_tried_is_not_shown_as_the_score_of_a_version(
     await expect(agents.get_by_role("row").filter(has_text="careful")).to_contain_text(
         "not evaluated"
     )
+
+
+async def test_the_list_says_what_the_campaign_of_each_agent_waits_for(looker: Looker) -> None:
+    up, page = looker.house.up, looker.page
+    config = up.home / "evoclaw.toml"
+    before = config.read_text()
+    evolving = '[[agents]]\nid = "evolving"\n[agents.evolution]\nproposers = ["numbers"]\n'
+    config.write_text(f"{before}\n{evolving}")
+    try:
+        up.signal(signal.SIGHUP)
+        await looker.enter("evolution")
+        agents = page.get_by_role("region", name="genomes of agents")
+        row = agents.get_by_role("row").filter(has_text="evolving")
+        await expect(row).to_contain_text("the proposers have nothing more today")
+        await expect(agents.get_by_role("row").filter(has_text="careful")).to_contain_text("off")
+    finally:
+        config.write_text(before)
+        up.signal(signal.SIGHUP)
+    await expect(row).to_have_count(0)
 
 
 async def test_a_score_from_a_record_is_shown_with_its_coverage(looker: Looker) -> None:

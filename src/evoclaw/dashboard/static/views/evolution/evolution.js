@@ -41,6 +41,7 @@ const COLUMNS = [
   { title: "Candidates", cell: (one) => [one.candidates ? `${count(one.candidates)} open` : "none",
     one.waiting.map((number) => [" ", h("a", { href: evolutionLink(one.agent, number) },
       badge("warn", `${number} waits for you`))])] },
+  { title: "Campaign", cell: (one) => one.status || "off" },
   { title: "Last result", cell: (one) => (one.result ? scoreText(one.result) : "not evaluated") },
   { title: "When", cell: (one) => (one.evaluating ? badge("busy", "running")
     : when(one.result?.at)) },
