@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from evoclaw.core.genome import AGENT_TUNABLES, CONFIGURED, Genome
-from evoclaw.core.genome_patches import merged
+from evoclaw.core.genome import Genome
 from evoclaw.core.messages import Reply
 from evoclaw.core.ports import Request
 from evoclaw.core.profile import CallStyle
-from evoclaw.evolution.proposals import ProposerContext
+from evoclaw.core.tools import Tool
 from evoclaw.evolution.proposers.genome_texts import GenomeTexts
 from evoclaw.evolution.proposers.registry import proposers_by_name
 from evoclaw.evolution.proposers.rule_search import Rule, RuleSearch, shipped_rules
@@ -92,15 +91,33 @@ async def test_the_search_ends_with_the_budget_and_gives_what_it_has() -> None:
     assert proposal.patch == {"notes": ["Rule x."]}
 
 
+async def test_a_rule_about_tools_that_the_agent_does_not_have_is_not_tried() -> None:
+    rules = [Rule("Rule x.", tools=("edit", "weather")), *RULES[1:]]
+    campaign = campaign_of("ab", {"a": "Rule x"})
+    assert await campaign.proposals(RuleSearch(rules)) == []
+    campaign = campaign_of("ab", {"a": "Rule x"}, tools=[Tool("edit", "Edits.", {})])
+    (proposal,) = await campaign.proposals(RuleSearch(rules))
+    assert proposal.patch == {"notes": ["Rule x."]}
+
+
+async def test_a_rule_may_replace_a_part_of_the_shipped_tool_prompt() -> None:
+    rules = [Rule("Rule x.", "Rule x with a list:", "Every reply of yours is one call"), *RULES[1:]]
+    campaign = campaign_of("abc", {"a": "Rule x", "b": "Rule z"}, calls=CallStyle.JSON)
+    both, *_ = await campaign.proposals(RuleSearch(rules))
+    shipped = campaign.context.tool_prompt
+    changed = shipped.replace("Every reply of yours is one call", "Rule x with a list:")
+    assert both.patch == {"tool_prompt": f"{changed}\nRule z for {{answer}}."}
+
+
 @pytest.mark.parametrize("calls", list(CallStyle))
-def test_every_shipped_rule_is_a_genome(calls: CallStyle) -> None:
-    context: ProposerContext = campaign_of("a", {}, calls=calls).context
-    now = GenomeTexts(context).now
-    part = "tool_prompt" if "tool_prompt" in now else "notes"
-    for rule in shipped_rules():
-        text = f"{now[part]}\n{rule.line_for(now[part])}".strip()
-        patch = {part: text if part == "tool_prompt" else [text]}
-        assert merged(CONFIGURED, patch, CONFIGURED, AGENT_TUNABLES).digest  # pyright: ignore
+def test_every_shipped_rule_changes_the_text_that_a_model_reads(calls: CallStyle) -> None:
+    texts = GenomeTexts(campaign_of("a", {}, calls=calls).context)
+    part = "tool_prompt" if "tool_prompt" in texts.now else "notes"
+    now = texts.now[part]
+    changed = [rule.applied_to(now) for rule in shipped_rules()]
+    genomes = [texts.genome({**texts.now, part: text}) for text in changed]
+    digests = {genome.digest for genome in genomes if genome is not None}
+    assert len(digests) == len(shipped_rules()) and "" not in digests
 
 
 def test_rules_are_a_proposer_of_the_settings() -> None:

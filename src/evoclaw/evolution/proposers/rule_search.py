@@ -28,10 +28,18 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
     text: str
     json_calls: str = ""
     """For models that write calls as JSON; empty: the same."""
+    replaces: str = ""
+    """What it replaces in the tool prompt of these models; empty: it is added."""
+    tools: tuple[str, ...] = ()
+    """It is about one of these tools; empty: about any."""
 
-    def line_for(self, text: str) -> str:
-        """The rule as a line of a text that the model reads."""
-        return self.json_calls if self.json_calls and "{answer}" in text else self.text
+    def applied_to(self, text: str) -> str:
+        """A text that the model reads, with the rule; the same text if it cannot have it."""
+        is_json = "{answer}" in text
+        if is_json and self.replaces:
+            return text.replace(self.replaces, self.json_calls)
+        line = self.json_calls if is_json and self.json_calls else self.text
+        return text if line in text else "\n".join(filter(None, (text, line)))
 
 
 class _RulesFile(Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,8 +74,11 @@ class RuleSearch:
         scores, texts = TrainScores(context), GenomeTexts(context)
         if not await scores.failed():
             return
+        known = {tool.name for tool in context.tools}
         single: list[tuple[Rule, Comparison]] = []
         for rule in self._rules:
+            if rule.tools and known.isdisjoint(rule.tools):
+                continue
             result = await _try(texts, scores, [rule], 0.0, found)
             if result is not None:
                 single.append((rule, result))
@@ -89,16 +100,17 @@ async def _try(
     """Add rules to the texts; None if they do not pass more cases than `above`."""
     # The tool prompt ends just before the request, so a small model follows its last lines best.
     part = TOOL_PROMPT if TOOL_PROMPT in texts.now else NOTES
-    now = texts.now[part]
-    lines = [rule.line_for(now) for rule in rules]
-    if any(line in now for line in lines):
-        return None
-    changed = {**texts.now, part: "\n".join(filter(None, (now, *lines)))}
+    text = texts.now[part]
+    for rule in rules:
+        before, text = text, rule.applied_to(text)
+        if text == before:
+            return None
+    changed = {**texts.now, part: text}
     genome = texts.genome(changed)
     result = None if genome is None else await scores.compare(genome, above=above)
     if result is None:
         return None
-    reason = f"{' '.join(lines)} {result.words()}"
+    reason = f"{' '.join(rule.text for rule in rules)} {result.words()}"
     proposal = Proposal(
         patch=texts.patch(changed), reason=reason, fixed=result.fixed, broken=result.broken
     )
