@@ -194,6 +194,8 @@ class EntryRuns:
         self._provider, self._model, self._judge, self._store = provider, model, judge, store
         self._slots = asyncio.Semaphore(parallel)
         self._entries = {entry["id"]: entry for entry in judge.entries}
+        self._stopped: ProviderError | None = None
+        """The server answers nothing any more: it is not asked again."""
         self.asked = 0
         """Requests for entries that were not stored."""
         self.tool_prompt = shipped_tool_prompt(provider.profile.calls)
@@ -205,7 +207,13 @@ class EntryRuns:
         if (stored := self._store.get(*key)) is not None:
             return msgspec.convert(stored, JudgedRun)
         async with self._slots:
-            found = await self._run(genome, entry)
+            if self._stopped is not None:
+                raise self._stopped
+            try:
+                found = await self._run(genome, entry)
+            except ProviderError as problem:
+                self._stopped = problem
+                raise
         self._store.put(msgspec.to_builtins(found), *key)
         self.asked += 1
         if self.asked % PROGRESS_RUNS == 0:

@@ -11,11 +11,11 @@ from evoclaw.core.profile import CallStyle
 from evoclaw.core.tools import Tool
 from evoclaw.evolution.proposers.genome_texts import GenomeTexts
 from evoclaw.evolution.proposers.registry import proposers_by_name
-from evoclaw.evolution.proposers.rule_search import Rule, RuleSearch, shipped_rules
+from evoclaw.evolution.proposers.rule_search import RuleSearch, ShippedRule, shipped_rules
 from evoclaw.providers.scripted import says
 from tests.support.campaigns import Campaign, case_of, prompt_of, task_of
 
-RULES = tuple(Rule(f"Rule {name}.", f"Rule {name} for {{answer}}.") for name in "xyz")
+RULES = tuple(ShippedRule(f"Rule {name}.", f"Rule {name} for {{answer}}.") for name in "xyz")
 
 
 def obeys(needed: dict[str, str], spoiled: dict[str, str]) -> object:
@@ -92,7 +92,7 @@ async def test_the_search_ends_with_the_budget_and_gives_what_it_has() -> None:
 
 
 async def test_a_rule_about_tools_that_the_agent_does_not_have_is_not_tried() -> None:
-    rules = [Rule("Rule x.", tools=("edit", "weather")), *RULES[1:]]
+    rules = [ShippedRule("Rule x.", tools=("edit", "weather")), *RULES[1:]]
     campaign = campaign_of("ab", {"a": "Rule x"})
     assert await campaign.proposals(RuleSearch(rules)) == []
     campaign = campaign_of("ab", {"a": "Rule x"}, tools=[Tool("edit", "Edits.", {})])
@@ -101,7 +101,10 @@ async def test_a_rule_about_tools_that_the_agent_does_not_have_is_not_tried() ->
 
 
 async def test_a_rule_may_replace_a_part_of_the_shipped_tool_prompt() -> None:
-    rules = [Rule("Rule x.", "Rule x with a list:", "Every reply of yours is one call"), *RULES[1:]]
+    rules = [
+        ShippedRule("Rule x.", "Rule x with a list:", "Every reply of yours is one call"),
+        *RULES[1:],
+    ]
     campaign = campaign_of("abc", {"a": "Rule x", "b": "Rule z"}, calls=CallStyle.JSON)
     both, *_ = await campaign.proposals(RuleSearch(rules))
     shipped = campaign.context.tool_prompt

@@ -19,10 +19,10 @@ from evoclaw.evolution.proposers.genome_texts import NOTES, TOOL_PROMPT, GenomeT
 from evoclaw.evolution.proposers.train_scores import Comparison, TrainScores, best_first
 
 MAX_PROPOSALS = 2
-"""The best set of rules, and the best single one."""
+"""The best sets of rules; a single rule is one, too."""
 
 
-class Rule(Struct, frozen=True, forbid_unknown_fields=True):
+class ShippedRule(Struct, frozen=True, forbid_unknown_fields=True):
     """One piece of advice, for any agent with tools."""
 
     text: str
@@ -43,11 +43,11 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _RulesFile(Struct, frozen=True, forbid_unknown_fields=True):
-    rules: tuple[Rule, ...]
+    rules: tuple[ShippedRule, ...]
 
 
 @cache
-def shipped_rules() -> tuple[Rule, ...]:
+def shipped_rules() -> tuple[ShippedRule, ...]:
     """The rules of this release."""
     file = resources.files("evoclaw.evolution.proposers").joinpath("rules.toml")
     parsed = parse_toml(file.read_text(encoding="utf-8"), "rules.toml")
@@ -59,7 +59,7 @@ class RuleSearch:
 
     name = "rules"
 
-    def __init__(self, rules: Sequence[Rule] | None = None) -> None:
+    def __init__(self, rules: Sequence[ShippedRule] | None = None) -> None:
         """`rules` instead of the shipped ones."""
         self._rules = shipped_rules() if rules is None else rules
 
@@ -75,7 +75,7 @@ class RuleSearch:
         if not await scores.failed():
             return
         known = {tool.name for tool in context.tools}
-        single: list[tuple[Rule, Comparison]] = []
+        single: list[tuple[ShippedRule, Comparison]] = []
         for rule in self._rules:
             if rule.tools and known.isdisjoint(rule.tools):
                 continue
@@ -93,7 +93,7 @@ class RuleSearch:
 async def _try(
     texts: GenomeTexts,
     scores: TrainScores,
-    rules: Sequence[Rule],
+    rules: Sequence[ShippedRule],
     above: float,
     found: list[tuple[Proposal, Comparison]],
 ) -> Comparison | None:
