@@ -133,6 +133,20 @@ async def test_a_campaign_asks_the_proposers_once_also_if_they_find_nothing(
         assert kinds == ["campaign"] * (rounds + 1)
 
 
+async def test_the_proposers_are_asked_once_what_keeps_them_from_it_is_over(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    problems = ["the model is unknown"]
+    async with open_lineage(place) as lineage:
+        engine = engine_of(lineage, problem=lambda: "".join(problems))
+        assert not await engine.step() and not await engine.step()
+        assert await lineage.history(AGENT) == []
+        assert caplog.text.count("evolution asks for no proposals: the model is unknown") == 1
+        problems.clear()
+        assert await engine.step()
+        assert [entry.kind for entry in await lineage.history(AGENT)][-1] == "campaign"
+
+
 async def test_a_proposal_names_the_cases_that_it_changes_and_the_runs_that_they_were_made_of(
     place: Place, tmp_path: Path
 ) -> None:

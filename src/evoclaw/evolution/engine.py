@@ -117,6 +117,7 @@ class EvolutionEngine:
         checks: Mapping[Stage, StageCheck],
         watch: WatchCheck,
         stopped: Callable[[], str] = lambda: "",
+        problem: Callable[[], str] = lambda: "",
         on_entry: OnEntry = ignore_entry,
         recover: Callable[[], Awaitable[None]] | None = None,
         clock: Callable[[], float] = time.time,
@@ -127,11 +128,13 @@ class EvolutionEngine:
             agent: Whose genome evolves.
             lineage: The only record of the campaign.
             settings: The settings of now; they may be reloaded.
-            proposers: What suggests changes, in order; none: what was proposed is still judged.
+            proposers: What suggests changes, in order.
             open_context: What a proposer may use.
             checks: What judges a candidate at each stage; `approval` has none.
             watch: Compares the runs after a promotion with those before.
             stopped: Why a person stopped the agent or everything; empty if not.
+            problem: Why the proposers cannot be asked now; empty if they can. What was proposed is
+                judged and watched all the same.
             on_entry: Receives each entry that was added, for the audit; it may refuse the next one
                 by raising.
             recover: Audits the entries whose `on_entry` a killed or failing process missed; called
@@ -142,6 +145,7 @@ class EvolutionEngine:
         self._proposers, self._open_context = proposers, open_context
         self._checks, self._watch = checks, watch
         self._stopped, self._on_entry, self._clock = stopped, on_entry, clock
+        self._problem, self._problem_logged = problem, ""
         self._recover, self._is_recovered = recover, recover is None
         self._watched: set[int] = set()
         self._entries: Sequence[LineageEntry] = ()
@@ -220,7 +224,7 @@ class EvolutionEngine:
                 await self._promote(candidate, number)
                 return True
             case Propose():
-                if not self._proposers:
+                if self._has_problem():
                     return False
                 await self._propose()
                 return True
@@ -348,6 +352,14 @@ class EvolutionEngine:
             return 0
         await self._on_entry(entry)
         return 1
+
+    def _has_problem(self) -> bool:
+        """Whether the proposers cannot be asked; the log says so once, and the status always."""
+        problem = self._problem()
+        if problem and problem != self._problem_logged:
+            logger.warning("evolution asks for no proposals: %s", problem)
+        self._problem_logged = problem
+        return bool(problem)
 
     def _check_stopped(self) -> None:
         if why := self._stopped():

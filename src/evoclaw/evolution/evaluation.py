@@ -125,6 +125,43 @@ class Evaluation(Struct, frozen=True, kw_only=True):
     """Attempts whose calls were to be answered from a record."""
 
 
+class RecordedAnswers(Struct, frozen=True, array_like=True):
+    """What records answered in some runs."""
+
+    recorded: int = 0
+    """Runs whose calls were to be answered from a record."""
+    calls: int = 0
+    """Calls of these runs."""
+    answered: float = 0.0
+    """Of them, those that the record could answer."""
+
+    def __add__(self, other: RecordedAnswers) -> RecordedAnswers:
+        return RecordedAnswers(
+            self.recorded + other.recorded,
+            self.calls + other.calls,
+            self.answered + other.answered,
+        )
+
+    @property
+    def coverage(self) -> float | None:
+        """The share of calls that were answered; None without a call."""
+        return self.answered / self.calls if self.calls else None
+
+    def evidence(self) -> dict[str, JSON]:
+        """How a rate has its coverage beside it."""
+        return {"coverage": self.coverage, "recorded": self.recorded}
+
+
+def recorded_answers(attempts: Sequence[Attempt]) -> RecordedAnswers:
+    """What records answered in these attempts."""
+    found = [(a.coverage, a.calls + a.refused) for a in attempts if a.coverage is not None]
+    return RecordedAnswers(
+        recorded=sum(attempt.recorded for attempt in attempts),
+        calls=sum(calls for _, calls in found),
+        answered=sum(coverage * calls for coverage, calls in found),
+    )
+
+
 def wilson(passed: int, attempts: int) -> Rate:
     """A rate with its Wilson score interval."""
     if not attempts:
@@ -189,16 +226,15 @@ def summed_up(attempts: Sequence[Attempt]) -> Evaluation:
     """The evaluation that some attempts amount to."""
     costs = [attempt.cost for attempt in attempts]
     known = [cost for cost in costs if cost is not None]
-    covered = [(a.coverage, a.calls + a.refused) for a in attempts if a.coverage is not None]
-    calls = sum(count for _, count in covered)
+    answers = recorded_answers(attempts)
     return Evaluation(
         attempts=tuple(attempts),
         total=_rate(attempts),
         cases=_rates(attempts, lambda attempt: attempt.case),
         splits=_rates(attempts, lambda attempt: str(attempt.split)),
         cost=sum(known) if len(known) == len(costs) else None,
-        coverage=sum(share * count for share, count in covered) / calls if calls else None,
-        recorded=sum(attempt.recorded for attempt in attempts),
+        coverage=answers.coverage,
+        recorded=answers.recorded,
     )
 
 

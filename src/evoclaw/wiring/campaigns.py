@@ -81,9 +81,10 @@ class CampaignParts:
     def engine(self, name: str) -> EvolutionEngine:
         """The engine of an agent.
 
-        If there is a `problem`, it does not ask for proposals, and does all else: candidates are
+        While there is a `problem`, it does not ask for proposals, and does all else: candidates are
         judged, and a promoted one is watched.
         """
+        from evoclaw.core.errors import ConfigError
         from evoclaw.evolution.engine import EvolutionEngine
         from evoclaw.evolution.proposer_context import ProposerContexts
         from evoclaw.evolution.proposers.registry import proposers_by_name
@@ -93,7 +94,10 @@ class CampaignParts:
             return self.settings(name)
 
         real_runs, agent = self._real_runs(name, settings), self.agents[name]
-        usable = () if self.problem(name) else agent.evolution.proposers
+        try:
+            proposers = proposers_by_name(agent.evolution.proposers)
+        except ConfigError:
+            proposers = ()  # it is the `problem`
         stages = GateStages(
             name, self.lineage, settings, static=self._static_check(name),
             open_runner=lambda genome: self._open_runner(name, genome),
@@ -108,9 +112,10 @@ class CampaignParts:
             on_entry=self.audit.record, clock=time.time,
         )  # fmt: skip
         return EvolutionEngine(
-            name, self.lineage, settings, proposers=proposers_by_name(usable),
+            name, self.lineage, settings, proposers=proposers,
             open_context=contexts.open, checks=stages.checks(), watch=stages.watch,
-            stopped=lambda: self.stopped(name), on_entry=self.audit.record,
+            stopped=lambda: self.stopped(name), problem=lambda: self.problem(name),
+            on_entry=self.audit.record,
             recover=lambda: self.audit.recover(name),
         )  # fmt: skip
 
@@ -324,8 +329,6 @@ async def _drive(parts: Callable[[], CampaignParts], name: str) -> None:
             try:
                 engine = parts().engine(name)
                 await lease.acquire()
-                if problem := parts().problem(name):
-                    logger.warning("evolution asks for no proposals: %s", problem)
                 await lease.hold(engine.serve())
             except EvoClawError as problem:
                 logger.warning("evolution of %s: %s", name, problem)

@@ -203,7 +203,7 @@ def _no_pong(agent_id: str, why: str) -> ApiError:
     return ApiError(
         409,
         "no_answer",
-        f"The edge {agent_id!r} did not answer the ping: {why} If it stays silent, restart it.",
+        f"The edge {agent_id!r} did not answer the ping; if it stays silent, restart it. {why}",
     )
 
 

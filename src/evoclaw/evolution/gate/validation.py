@@ -24,7 +24,14 @@ from msgspec import Meta, Struct
 from evoclaw.core.messages import JSON
 from evoclaw.evolution.candidates import StageResult
 from evoclaw.evolution.cases import CaseFile, Split
-from evoclaw.evolution.evaluation import Attempt, OpenRun, evaluate_both, wilson
+from evoclaw.evolution.evaluation import (
+    Attempt,
+    OpenRun,
+    RecordedAnswers,
+    evaluate_both,
+    recorded_answers,
+    wilson,
+)
 from evoclaw.evolution.gate.sequential_test import (
     CampaignLevel,
     Futility,
@@ -65,29 +72,6 @@ class ValidationSettings(Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Runs of each genome at the same time."""
 
 
-class Answers(Struct, frozen=True, array_like=True):
-    """What records answered in some runs."""
-
-    recorded: int = 0
-    """Runs whose calls were to be answered from a record."""
-    calls: int = 0
-    """Calls of these runs."""
-    answered: float = 0.0
-    """Of them, those that the record could answer."""
-
-    def __add__(self, other: Answers) -> Answers:
-        return Answers(
-            self.recorded + other.recorded,
-            self.calls + other.calls,
-            self.answered + other.answered,
-        )
-
-    def evidence(self) -> dict[str, JSON]:
-        """The coverage, as in an evaluation."""
-        coverage = self.answered / self.calls if self.calls else None
-        return {"coverage": coverage, "recorded": self.recorded}
-
-
 class CaseScore(Struct, frozen=True, array_like=True):
     """How a case went with both genomes."""
 
@@ -102,8 +86,8 @@ class CaseScore(Struct, frozen=True, array_like=True):
     candidate_cost: float | None
     current_turns: int
     candidate_turns: int
-    current_answers: Answers = Answers()
-    candidate_answers: Answers = Answers()
+    current_answers: RecordedAnswers = RecordedAnswers()
+    candidate_answers: RecordedAnswers = RecordedAnswers()
 
     @property
     def difference(self) -> float:
@@ -245,9 +229,9 @@ class _Comparison:
             "gain": mean([score.difference for score in scores]),
             "e_value": math.exp(min(self._futility.log_value, 700.0)),
             "current": msgspec.to_builtins(before)
-            | sum((score.current_answers for score in scores), Answers()).evidence(),
+            | sum((score.current_answers for score in scores), RecordedAnswers()).evidence(),
             "candidate": msgspec.to_builtins(after)
-            | sum((score.candidate_answers for score in scores), Answers()).evidence(),
+            | sum((score.candidate_answers for score in scores), RecordedAnswers()).evidence(),
             "cost_factor": self._cost_factor(),
             **(more or {}),
         }
@@ -334,21 +318,8 @@ def _score(
         candidate_cost=_cost(candidate),
         current_turns=sum(attempt.turns for attempt in current),
         candidate_turns=sum(attempt.turns for attempt in candidate),
-        current_answers=_answers(current),
-        candidate_answers=_answers(candidate),
-    )
-
-
-def _answers(attempts: Sequence[Attempt]) -> Answers:
-    found = [
-        (attempt.coverage, attempt.calls + attempt.refused)
-        for attempt in attempts
-        if attempt.coverage is not None
-    ]
-    return Answers(
-        recorded=sum(attempt.recorded for attempt in attempts),
-        calls=sum(calls for _, calls in found),
-        answered=sum(coverage * calls for coverage, calls in found),
+        current_answers=recorded_answers(current),
+        candidate_answers=recorded_answers(candidate),
     )
 
 

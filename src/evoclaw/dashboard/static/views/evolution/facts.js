@@ -70,7 +70,8 @@ export function coverageOf({ coverage, recorded }) {
  * A rate with its interval, and its coverage if there was a record.
  * @param {Api.EvaluationResult} result
  */
-export const scoreText = (result) => coveredRate({ ...result.total, ...result });
+export const scoreText = ({ total, coverage, recorded }) =>
+  coveredRate({ ...total, coverage, recorded });
 
 /**
  * The same of a rate that has its coverage beside it; entries of older versions have none.
