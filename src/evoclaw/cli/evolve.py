@@ -198,13 +198,13 @@ async def _drive(agent: str, *, dry_run: bool, as_json: bool) -> int:
     async with open_campaign_parts(os.environ) as parts:
         _check_agent(agent, tuple(parts.agents))
         status = await campaigns(lambda: parts).status(agent)
+        if status.on and not dry_run and (problem := parts.problem(agent)):
+            raise ConfigError(problem)
         _check_on(status)
         if dry_run:
             entries = await parts.lineage.history(agent)
             _print_candidates(entries, agent, status.summary, as_json=as_json)
             return exits.OK
-        if problem := parts.problem(agent):
-            raise ConfigError(problem)
         engine, lease = parts.engine(agent), evolution_lease(agent, parts.database)
         if not await lease.try_acquire():
             why = await _ask_driver(parts, agent)
